@@ -1,0 +1,2 @@
+//! The REST faces and the edge that routes traffic into sandboxes.
+#![forbid(unsafe_code)]

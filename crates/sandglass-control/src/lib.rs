@@ -1,0 +1,2 @@
+//! The product: the life of sandboxes, templates, and the reconcilers.
+#![forbid(unsafe_code)]

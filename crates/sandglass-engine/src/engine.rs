@@ -1,0 +1,228 @@
+//! The verbs that every engine has.
+
+use std::os::fd::OwnedFd;
+
+use sandglass_types::{Digest, Limits, SandboxId};
+use serde::{Deserialize, Serialize};
+
+/// What stands between a sandbox's code and this machine's kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Isolation {
+    /// A kernel in user space answers every system call.
+    UserspaceKernel,
+    /// A virtual machine with a kernel of its own.
+    VirtualMachine,
+    /// None at all: for development without root.
+    None,
+}
+
+/// What an engine is and can do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineInfo {
+    /// `gvisor`, `microvm`, `fake`.
+    pub name: String,
+    /// The version of the program behind it, for people and for snapshots to pin.
+    pub version: String,
+    /// The boundary that it builds.
+    pub isolation: Isolation,
+    /// Whether [`Engine::checkpoint`] and [`Engine::restore`] work.
+    pub checkpoint: bool,
+}
+
+/// What a new sandbox shall be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxSpec {
+    /// Its id; no two sandboxes of an instance ever share one.
+    pub id: SandboxId,
+    /// The read-only root file system, by content, in the cache folder.
+    pub rootfs: Digest,
+    /// Hard limits.
+    pub limits: Limits,
+}
+
+/// A failed verb.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The engine can't do this at all.
+    #[error("the {engine} engine cannot {verb}")]
+    Unsupported {
+        /// Which engine.
+        engine: &'static str,
+        /// What was asked.
+        verb: &'static str,
+    },
+    /// There is no such sandbox of this instance.
+    #[error("no sandbox {0} on this machine")]
+    NotFound(SandboxId),
+    /// There is one already.
+    #[error("sandbox {0} exists already")]
+    Exists(SandboxId),
+    /// The verb is not legal in the state that the sandbox is in.
+    #[error("sandbox {id} is {state}, so it cannot {verb}")]
+    WrongState {
+        /// Which sandbox.
+        id: SandboxId,
+        /// Its state.
+        state: &'static str,
+        /// What was asked.
+        verb: &'static str,
+    },
+    /// The machine lacks something: disk, memory, loop devices, descriptors.
+    #[error("the machine has no room: {0}")]
+    NoRoom(String),
+    /// A step failed.
+    #[error("{step} failed")]
+    Step {
+        /// Which one, as a verb phrase.
+        step: &'static str,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// How far a sandbox on this machine has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Presence {
+    /// Made but not started.
+    Created,
+    /// Its processes run.
+    Running,
+    /// Its processes are stopped.
+    Paused,
+    /// Its processes are gone but something that it owned is not.
+    Remains,
+}
+
+/// How the processes of a sandbox ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exit {
+    /// The guest's first process ended, or the engine did.
+    Ended,
+    /// The kernel killed it at its memory limit.
+    OutOfMemory,
+    /// The limit on processes was hit.
+    Processes,
+}
+
+/// What a sandbox uses now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Stats {
+    /// CPU time used since the start, in microseconds.
+    pub cpu_micros: u64,
+    /// Memory in use, in bytes, the engine's own included.
+    pub memory_bytes: u64,
+    /// Highest memory in use so far, in bytes.
+    pub memory_peak_bytes: u64,
+    /// Host processes and threads in use.
+    pub processes: u64,
+    /// Bytes of its disk that hold data.
+    pub disk_bytes: u64,
+}
+
+/// The two ends of a sandbox's session that the server holds.
+#[derive(Debug)]
+pub struct SessionEnds {
+    /// Write here: it arrives on the agent's standard input.
+    pub to_agent: OwnedFd,
+    /// Read here: the agent's standard output.
+    pub from_agent: OwnedFd,
+}
+
+/// A socket to make inside a sandbox's airlock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AirlockSocket {
+    /// Bound to the airlock's port for redirected DNS over UDP.
+    DnsUdp,
+    /// Listening on the airlock's port for redirected DNS over TCP.
+    DnsTcp,
+    /// An unconnected TCP socket, from which only the guest can be reached.
+    TcpToGuest,
+}
+
+/// One way to isolate sandboxes. All verbs block; the host calls each on a thread of its own.
+///
+/// Every verb may be repeated after a crash. `destroy` is legal in every state, also for a sandbox that was
+/// only half made, and returns once nothing is left.
+pub trait Engine: Send + Sync {
+    /// What this engine is.
+    fn info(&self) -> EngineInfo;
+
+    /// Makes the computer without running anything in it.
+    ///
+    /// # Errors
+    /// [`EngineError::Exists`], [`EngineError::NoRoom`], or the step that failed; what was half made has been
+    /// removed again.
+    fn create(&self, spec: &SandboxSpec) -> Result<(), EngineError>;
+
+    /// Starts the agent.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFound`], [`EngineError::WrongState`], or the step that failed.
+    fn start(&self, id: &SandboxId) -> Result<(), EngineError>;
+
+    /// Stops all its processes where they are.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    fn pause(&self, id: &SandboxId) -> Result<(), EngineError>;
+
+    /// Lets a paused sandbox run on.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    fn resume(&self, id: &SandboxId) -> Result<(), EngineError>;
+
+    /// Writes memory and processes of a *paused* sandbox to an image named `image`, and leaves it paused.
+    ///
+    /// # Errors
+    /// As [`Engine::start`], or [`EngineError::Unsupported`].
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError>;
+
+    /// Makes a new sandbox from an image and a copy of the disk that belongs to it.
+    ///
+    /// # Errors
+    /// As [`Engine::create`], or [`EngineError::Unsupported`].
+    fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError>;
+
+    /// Ends it and removes all that it owned. `Ok` if there is nothing of it.
+    ///
+    /// # Errors
+    /// The step that failed; call again.
+    fn destroy(&self, id: &SandboxId) -> Result<(), EngineError>;
+
+    /// What it uses now.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFound`].
+    fn stats(&self, id: &SandboxId) -> Result<Stats, EngineError>;
+
+    /// All that exists of this instance, read from the machine and not from memory.
+    ///
+    /// # Errors
+    /// The machine could not be read.
+    fn list(&self) -> Result<Vec<(SandboxId, Presence)>, EngineError>;
+
+    /// Opens the agent's byte stream. The caller makes sure that only one process reads it.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFound`].
+    fn attach(&self, id: &SandboxId) -> Result<SessionEnds, EngineError>;
+
+    /// Makes a socket inside the sandbox's airlock.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFound`], or the step that failed.
+    fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, EngineError>;
+
+    /// Blocks until the processes of the sandbox are gone, and says how they ended. It removes nothing.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFound`].
+    fn wait(&self, id: &SandboxId) -> Result<Exit, EngineError>;
+}

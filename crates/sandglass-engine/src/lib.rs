@@ -1,0 +1,9 @@
+//! Engines isolate sandboxes; the privileged *host* process runs them.
+//!
+//! Everything here runs as root, so it stays small, parses nothing that a guest or a client wrote, and takes only
+//! validated types.
+#![forbid(unsafe_code)]
+
+pub mod engine;
+
+pub use engine::{Engine, EngineError, EngineInfo, Exit, Isolation, SandboxSpec, Stats};

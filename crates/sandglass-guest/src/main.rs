@@ -1,0 +1,2 @@
+//! The agent in every sandbox.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Safe wrappers over the kernel facilities that isolate a sandbox.

@@ -1,0 +1,2 @@
+//! Test server, fakes and bounded waits; a dev-dependency only.
+#![forbid(unsafe_code)]

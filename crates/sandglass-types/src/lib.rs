@@ -1,0 +1,19 @@
+//! The vocabulary that every other crate shares: ids, states, limits, the domain error and the clock.
+//!
+//! Nothing here does I/O. A value of one of these types has been validated: parse once at the edge,
+//! then pass the type.
+#![forbid(unsafe_code)]
+
+pub mod clock;
+pub mod digest;
+pub mod error;
+pub mod id;
+pub mod limits;
+pub mod state;
+
+pub use clock::{Clock, SystemClock, Timestamp};
+pub use digest::Digest;
+pub use error::{Error, ErrorKind};
+pub use id::{Generation, InstanceId, KeyId, NodeId, SandboxId, TeamId};
+pub use limits::Limits;
+pub use state::{EndReason, SandboxState};

@@ -1,0 +1,2 @@
+//! The Sandglass binary.
+fn main() {}
