@@ -1,2 +1,109 @@
-//! Durable state as verbs behind one trait, kept in SQLite.
+//! Durable state as verbs.
+//!
+//! [`Store`] says what can be asked and promised, not how it is kept. Every verb is one transaction; a verb that
+//! moves a sandbox compares the state it expects and writes its event in the same transaction, so the history is
+//! never behind or ahead of the state.
 #![forbid(unsafe_code)]
+
+pub mod model;
+
+pub use model::{
+    ApiKey, Created, Event, IdempotencyKey, KeyDigest, ListFilter, ListPage, NewSandbox, Order, PageCursor,
+    SandboxRow, Team, Transition,
+};
+
+use async_trait::async_trait;
+use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
+
+/// A verb that could not be carried out.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// There is a thing of that name already.
+    #[error("{what} named '{name}' exists already")]
+    Exists {
+        /// What kind of thing.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// The data was written by a newer Sandglass.
+    #[error("the store has schema {found}, newer than {known}: run the newer sandglass that wrote it")]
+    NewerSchema {
+        /// What the store says.
+        found: i64,
+        /// The newest that this program knows.
+        known: i64,
+    },
+    /// A row that cannot have been written by us.
+    #[error("the store holds a malformed {what}: {detail}")]
+    Corrupt {
+        /// Which kind of row.
+        what: &'static str,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// The database failed.
+    #[error("the store failed")]
+    Database(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Durable state. Implementations give the same answers; one suite proves it.
+#[async_trait]
+pub trait Store: Send + Sync + std::fmt::Debug {
+    /// The id of this machine, made once with the data folder.
+    async fn node(&self) -> Result<NodeId, StoreError>;
+
+    /// Adds a team. Names are unique.
+    async fn create_team(&self, name: &str, now: Timestamp) -> Result<Team, StoreError>;
+
+    /// All teams, oldest first, revoked ones included.
+    async fn teams(&self) -> Result<Vec<Team>, StoreError>;
+
+    /// Ends a team: its keys are refused from now on. `false` if there is none or it was revoked before.
+    async fn revoke_team(&self, team: TeamId, now: Timestamp) -> Result<bool, StoreError>;
+
+    /// Adds a key to a team; only the digest of its secret is kept.
+    async fn create_key(&self, key: &ApiKey) -> Result<(), StoreError>;
+
+    /// Keys of one team, or of all, oldest first, revoked ones included.
+    async fn keys(&self, team: Option<TeamId>) -> Result<Vec<ApiKey>, StoreError>;
+
+    /// Ends a key. `false` if there is none or it was revoked before.
+    async fn revoke_key(&self, key: KeyId, now: Timestamp) -> Result<bool, StoreError>;
+
+    /// The team whose valid key has this digest; notes the use.
+    async fn authenticate(&self, digest: &KeyDigest, now: Timestamp) -> Result<Option<Team>, StoreError>;
+
+    /// Inserts a sandbox in state `Creating` with its first event. With an idempotency key, the check and the
+    /// insert are one transaction.
+    async fn insert_sandbox(&self, new: &NewSandbox) -> Result<Created, StoreError>;
+
+    /// Moves a sandbox from one state to another if it still is in `from`. `false` if it is not.
+    async fn transition(&self, id: &SandboxId, change: &Transition) -> Result<bool, StoreError>;
+
+    /// Sets when a *running* sandbox ends. With `only_later` an end that is not later than the present one changes
+    /// nothing. The end in force afterwards, or `None` if it is not running.
+    async fn set_end(
+        &self,
+        id: &SandboxId,
+        end_at: Timestamp,
+        only_later: bool,
+        now: Timestamp,
+    ) -> Result<Option<Timestamp>, StoreError>;
+
+    /// One sandbox, whatever its state.
+    async fn sandbox(&self, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError>;
+
+    /// A page of a team's sandboxes.
+    async fn list(&self, filter: &ListFilter) -> Result<ListPage, StoreError>;
+
+    /// All sandboxes of a node that are in one of `states`.
+    async fn on_node(&self, node: NodeId, states: &[SandboxState]) -> Result<Vec<SandboxRow>, StoreError>;
+
+    /// The history of one sandbox, oldest first.
+    async fn events(&self, id: &SandboxId) -> Result<Vec<Event>, StoreError>;
+
+    /// Forgets idempotency keys older than `before`. Returns how many.
+    async fn purge_idempotency(&self, before: Timestamp) -> Result<u64, StoreError>;
+}

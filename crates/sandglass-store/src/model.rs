@@ -1,0 +1,252 @@
+//! Rows as typed values.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use sandglass_types::{
+    Digest, EndReason, Generation, KeyId, Limits, NodeId, SandboxId, SandboxState, TeamId, Timestamp,
+};
+use serde::{Deserialize, Serialize};
+
+/// An owner of keys and sandboxes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Team {
+    /// Its id.
+    pub id: TeamId,
+    /// Unique name, for people.
+    pub name: String,
+    /// When it was added.
+    pub created_at: Timestamp,
+    /// When it was ended, if it was.
+    pub revoked_at: Option<Timestamp>,
+}
+
+/// SHA-256 of an API key's secret: all that is kept of it.
+pub type KeyDigest = Digest;
+
+/// An API key without its secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ApiKey {
+    /// Its id.
+    pub id: KeyId,
+    /// Whom it acts for.
+    pub team: TeamId,
+    /// For people.
+    pub name: String,
+    /// Digest of the whole secret, prefix included.
+    #[serde(skip)]
+    pub digest: KeyDigest,
+    /// The last four characters of the secret, to tell keys apart.
+    pub suffix: String,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it was last used; kept to the minute.
+    pub last_used_at: Option<Timestamp>,
+    /// When it was ended, if it was.
+    pub revoked_at: Option<Timestamp>,
+}
+
+/// A client's name for one create request: 1 to 255 of `[a-zA-Z0-9_-]`, scoped by team.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdempotencyKey(Box<str>);
+
+/// Not an [`IdempotencyKey`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the idempotency key must be 1 to 255 characters of a-z, A-Z, 0-9, '-' and '_'")]
+pub struct InvalidIdempotencyKey;
+
+impl IdempotencyKey {
+    /// The key as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for IdempotencyKey {
+    type Err = InvalidIdempotencyKey;
+
+    fn from_str(text: &str) -> Result<Self, InvalidIdempotencyKey> {
+        let valid = (1..=255).contains(&text.len())
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
+        if valid { Ok(Self(text.into())) } else { Err(InvalidIdempotencyKey) }
+    }
+}
+
+/// What a create request becomes.
+#[derive(Clone)]
+pub struct NewSandbox {
+    /// Fresh id.
+    pub id: SandboxId,
+    /// The machine that runs it.
+    pub node: NodeId,
+    /// The owner.
+    pub team: TeamId,
+    /// The name of its template.
+    pub template: String,
+    /// The root file system that the template had at that moment.
+    pub rootfs: Digest,
+    /// Hard limits.
+    pub limits: Limits,
+    /// What clients must send to its guest API; `None` leaves it open.
+    pub access_token: Option<String>,
+    /// The client's labels.
+    pub metadata: BTreeMap<String, String>,
+    /// Environment of every process.
+    pub env: BTreeMap<String, String>,
+    /// As the client asked; `None` if it did not say.
+    pub allow_internet_access: Option<bool>,
+    /// When the request came.
+    pub created_at: Timestamp,
+    /// When its time is up.
+    pub end_at: Timestamp,
+    /// The latest `end_at` that any extension may reach.
+    pub max_end_at: Timestamp,
+    /// The client's key for this request and a digest of the request itself.
+    pub idempotency: Option<(IdempotencyKey, Digest)>,
+}
+
+/// What became of an insert.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Created {
+    /// The row is there, in state `Creating`.
+    Inserted,
+    /// The same request came before and made this sandbox, which is past `Creating`.
+    Replay(SandboxId),
+    /// The same request came before and its sandbox is still being made.
+    InProgress,
+    /// Another request came before under this key.
+    Mismatch,
+}
+
+/// One sandbox as it is kept.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SandboxRow {
+    /// Its id.
+    pub id: SandboxId,
+    /// The machine that runs it.
+    pub node: NodeId,
+    /// The owner.
+    pub team: TeamId,
+    /// The name of its template.
+    pub template: String,
+    /// Its root file system.
+    pub rootfs: Digest,
+    /// Hard limits.
+    pub limits: Limits,
+    /// What clients must send to its guest API; `None` leaves it open.
+    pub access_token: Option<String>,
+    /// The client's labels.
+    pub metadata: BTreeMap<String, String>,
+    /// Environment of every process.
+    pub env: BTreeMap<String, String>,
+    /// As the client asked; `None` if it did not say.
+    pub allow_internet_access: Option<bool>,
+    /// Where it is in its life.
+    pub state: SandboxState,
+    /// Counts restores.
+    pub generation: Generation,
+    /// When the create request came.
+    pub created_at: Timestamp,
+    /// When its time is up.
+    pub end_at: Timestamp,
+    /// The latest `end_at` that any extension may reach.
+    pub max_end_at: Timestamp,
+    /// When it was gone, if it is.
+    pub ended_at: Option<Timestamp>,
+    /// Why it ended, once that is decided.
+    pub end_reason: Option<EndReason>,
+}
+
+impl fmt::Debug for SandboxRow {
+    /// Leaves out token and environment, which logs must not show.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SandboxRow")
+            .field("id", &self.id)
+            .field("team", &self.team)
+            .field("template", &self.template)
+            .field("state", &self.state)
+            .field("end_reason", &self.end_reason)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One step in a sandbox's life, and what it leaves in the history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transition {
+    /// The state it must be in.
+    pub from: SandboxState,
+    /// The state it is in afterwards.
+    pub to: SandboxState,
+    /// Set when the end is decided.
+    pub end_reason: Option<EndReason>,
+    /// When.
+    pub at: Timestamp,
+    /// For people: what happened, one line.
+    pub detail: String,
+}
+
+/// One line of a sandbox's history.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Counts from 1 without gaps, per sandbox.
+    pub seq: u32,
+    /// When.
+    pub at: Timestamp,
+    /// The state from here on.
+    pub state: SandboxState,
+    /// Why it ends, if this is the step that ends it.
+    pub end_reason: Option<EndReason>,
+    /// For people.
+    pub detail: String,
+}
+
+/// By time of creation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Order {
+    /// Oldest first.
+    Ascending,
+    /// Newest first.
+    #[default]
+    Descending,
+}
+
+/// Where the next page starts: after this sandbox. Stable while sandboxes come and go.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PageCursor {
+    /// Its time of creation.
+    pub created_at: Timestamp,
+    /// Its id, which orders those of one millisecond.
+    pub id: SandboxId,
+}
+
+/// Which sandboxes to list.
+#[derive(Debug, Clone)]
+pub struct ListFilter {
+    /// Of this team.
+    pub team: TeamId,
+    /// In one of these states; empty matches nothing.
+    pub states: Vec<SandboxState>,
+    /// With all these labels.
+    pub metadata: BTreeMap<String, String>,
+    /// From this template.
+    pub template: Option<String>,
+    /// Created at or after this.
+    pub created_from: Option<Timestamp>,
+    /// By time of creation.
+    pub order: Order,
+    /// After this one.
+    pub after: Option<PageCursor>,
+    /// At most so many; 1 to 100.
+    pub limit: u32,
+}
+
+/// One page.
+#[derive(Debug, Clone)]
+pub struct ListPage {
+    /// The rows, in order.
+    pub rows: Vec<SandboxRow>,
+    /// Set if there are more.
+    pub next: Option<PageCursor>,
+}
