@@ -1,1 +1,5 @@
 //! Safe wrappers over the kernel facilities that isolate a sandbox.
+
+pub mod fdpass;
+pub mod lock;
+pub mod privilege;

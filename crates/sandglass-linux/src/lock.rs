@@ -1,0 +1,75 @@
+//! An exclusive lock on a folder.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+
+/// A folder that is locked for as long as this value, or a duplicate of its descriptor, lives. The kernel lets go
+/// when the last process that holds one dies, so a crash leaves no stale lock.
+#[derive(Debug)]
+pub struct FolderLock(OwnedFd);
+
+/// The lock was not taken.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockError {
+    /// Another process holds it.
+    #[error("the folder is in use by another process")]
+    InUse,
+    /// The folder could not be opened or locked.
+    #[error("the folder could not be locked")]
+    Io(#[source] io::Error),
+}
+
+impl FolderLock {
+    /// Locks a folder, or fails at once. The lock is `flock` on the folder itself: nothing is written in it.
+    ///
+    /// # Errors
+    /// [`LockError::InUse`] if it is taken, also by this process; otherwise the folder can't be opened.
+    pub fn acquire(folder: &Path) -> Result<Self, LockError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = open(folder, flags, Mode::empty()).map_err(|error| LockError::Io(error.into()))?;
+        match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self(fd)),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(LockError::InUse),
+            Err(error) => Err(LockError::Io(error.into())),
+        }
+    }
+}
+
+impl AsFd for FolderLock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_one_holds_it_and_letting_go_frees_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = FolderLock::acquire(folder.path()).unwrap();
+        assert!(matches!(FolderLock::acquire(folder.path()), Err(LockError::InUse)));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+
+        let copy = lock.as_fd().try_clone_to_owned().unwrap();
+        drop(lock);
+        assert!(matches!(FolderLock::acquire(folder.path()), Err(LockError::InUse)), "a copy holds it too");
+        drop(copy);
+        FolderLock::acquire(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_missing_folder_and_a_file_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        for path in [folder.path().join("absent"), file] {
+            assert!(matches!(FolderLock::acquire(&path), Err(LockError::Io(_))), "{path:?}");
+        }
+    }
+}
