@@ -5,5 +5,6 @@
 #![forbid(unsafe_code)]
 
 pub mod engine;
+pub mod host;
 
 pub use engine::{Engine, EngineError, EngineInfo, Exit, Isolation, SandboxSpec, Stats};

@@ -1,0 +1,288 @@
+//! The unprivileged half's end of the line to the host.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sandglass_linux::fdpass;
+use sandglass_types::{Error, ErrorKind, SandboxId};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
+
+use super::protocol::{Answer, Call, RefusalKind, Reply, Verb};
+use crate::engine::{AirlockSocket, EngineInfo, Exit, Presence, SandboxSpec, SessionEnds, Stats};
+
+/// A verb that the host did not do.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The host said no.
+    #[error("the host refused: {message}")]
+    Refused {
+        /// For programs.
+        kind: RefusalKind,
+        /// For the operator.
+        message: String,
+    },
+    /// The host is gone, and this half can do nothing without it.
+    #[error("the privileged half is gone")]
+    Gone,
+    /// The answer does not fit the question.
+    #[error("the host gave an answer to another question")]
+    Confused,
+}
+
+impl HostError {
+    /// The refusal, if it is one.
+    #[must_use]
+    pub const fn refusal(&self) -> Option<RefusalKind> {
+        if let Self::Refused { kind, .. } = self { Some(*kind) } else { None }
+    }
+}
+
+impl From<HostError> for Error {
+    fn from(error: HostError) -> Self {
+        let (kind, message) = match error.refusal() {
+            Some(RefusalKind::Unsupported) => (ErrorKind::Unsupported, "the engine cannot do this"),
+            Some(RefusalKind::NotFound) => (ErrorKind::NotFound, "no such sandbox on this machine"),
+            Some(RefusalKind::Exists | RefusalKind::WrongState) => {
+                (ErrorKind::Conflict, "the sandbox is not in a state for this")
+            }
+            Some(RefusalKind::NoRoom | RefusalKind::Busy) => {
+                (ErrorKind::Capacity, "the machine has no room for this now")
+            }
+            _ => (ErrorKind::Internal, "the machine could not do this; its log says why"),
+        };
+        Self::new(kind, message).because(error)
+    }
+}
+
+type Answered = (Answer, Vec<OwnedFd>);
+
+#[derive(Debug)]
+struct Line {
+    /// Not a stream but a `SOCK_SEQPACKET` socket: only its readiness and its descriptor are used.
+    socket: UnixStream,
+    next: AtomicU64,
+    /// `None` once the host is gone: no question can wait for an answer any more.
+    asked: Mutex<Option<HashMap<u64, oneshot::Sender<Answered>>>>,
+}
+
+/// A handle on the host; clones share the line.
+#[derive(Debug, Clone)]
+pub struct Host(Arc<Line>);
+
+/// Takes a question back when its asker goes away.
+struct Asked<'a>(&'a Line, u64);
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.0.forget(self.1);
+    }
+}
+
+impl Line {
+    fn expect(&self, seq: u64) -> Option<oneshot::Receiver<Answered>> {
+        let (sender, receiver) = oneshot::channel();
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.insert(seq, sender);
+        Some(receiver)
+    }
+
+    fn forget(&self, seq: u64) -> Option<oneshot::Sender<Answered>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.remove(&seq)
+    }
+}
+
+impl Host {
+    /// Wraps this half's end of the line. The future reads answers; it ends when the
+    /// host is gone, and every question fails from then on.
+    ///
+    /// # Errors
+    /// The socket can't be watched.
+    pub fn connect(socket: OwnedFd) -> std::io::Result<(Self, impl Future<Output = ()> + Send + 'static)> {
+        let socket = std::os::unix::net::UnixStream::from(socket);
+        socket.set_nonblocking(true)?;
+        let line = Arc::new(Line {
+            socket: UnixStream::from_std(socket)?,
+            next: AtomicU64::new(1),
+            asked: Mutex::new(Some(HashMap::new())),
+        });
+        let reader = Arc::clone(&line);
+        let reading = async move {
+            if let Err(error) = read_answers(&reader).await {
+                tracing::error!(%error, "the line to the host failed");
+            }
+            *reader.asked.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        };
+        Ok((Self(line), reading))
+    }
+
+    async fn ask(&self, verb: Verb) -> Result<Answered, HostError> {
+        let seq = self.0.next.fetch_add(1, Ordering::Relaxed);
+        let packet = serde_json::to_vec(&Call { seq, verb }).map_err(|_| HostError::Confused)?;
+        let answered = self.0.expect(seq).ok_or(HostError::Gone)?;
+        let _asked = Asked(&self.0, seq);
+        loop {
+            let socket = &self.0.socket;
+            socket.writable().await.map_err(|_| HostError::Gone)?;
+            match socket.try_io(Interest::WRITABLE, || fdpass::try_send(socket, &packet, &[])) {
+                Ok(()) => break,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => return Err(HostError::Gone),
+            }
+        }
+        match answered.await.map_err(|_| HostError::Gone)? {
+            (Answer::Refused { kind, message }, _) => Err(HostError::Refused { kind, message }),
+            answered => Ok(answered),
+        }
+    }
+
+    async fn do_it(&self, verb: Verb) -> Result<(), HostError> {
+        match self.ask(verb).await? {
+            (Answer::Done, _) => Ok(()),
+            _ => Err(HostError::Confused),
+        }
+    }
+
+    /// What the engine is.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn describe(&self) -> Result<EngineInfo, HostError> {
+        match self.ask(Verb::Describe).await? {
+            (Answer::Info(info), _) => Ok(info),
+            _ => Err(HostError::Confused),
+        }
+    }
+
+    /// Makes the computer without running anything in it.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn create(&self, spec: SandboxSpec) -> Result<(), HostError> {
+        self.do_it(Verb::Create(spec)).await
+    }
+
+    /// Starts the agent.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn start(&self, id: &SandboxId) -> Result<(), HostError> {
+        self.do_it(Verb::Start(id.clone())).await
+    }
+
+    /// Stops all processes of a sandbox where they are.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn pause(&self, id: &SandboxId) -> Result<(), HostError> {
+        self.do_it(Verb::Pause(id.clone())).await
+    }
+
+    /// Lets a paused sandbox run on.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn resume(&self, id: &SandboxId) -> Result<(), HostError> {
+        self.do_it(Verb::Resume(id.clone())).await
+    }
+
+    /// Writes a paused sandbox to an image.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), HostError> {
+        self.do_it(Verb::Checkpoint { id: id.clone(), image: image.clone() }).await
+    }
+
+    /// Makes a new sandbox from an image.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn restore(&self, spec: SandboxSpec, image: &SandboxId) -> Result<(), HostError> {
+        self.do_it(Verb::Restore { spec, image: image.clone() }).await
+    }
+
+    /// Ends a sandbox and removes all that it owned; `Ok` if there is nothing of it.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn destroy(&self, id: &SandboxId) -> Result<(), HostError> {
+        self.do_it(Verb::Destroy(id.clone())).await
+    }
+
+    /// What a sandbox uses now.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn stats(&self, id: &SandboxId) -> Result<Stats, HostError> {
+        match self.ask(Verb::Stats(id.clone())).await? {
+            (Answer::Stats(stats), _) => Ok(stats),
+            _ => Err(HostError::Confused),
+        }
+    }
+
+    /// All that exists of this instance on the machine.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn list(&self) -> Result<Vec<(SandboxId, Presence)>, HostError> {
+        match self.ask(Verb::List).await? {
+            (Answer::List(all), _) => Ok(all),
+            _ => Err(HostError::Confused),
+        }
+    }
+
+    /// Opens the byte stream of a sandbox's agent.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn attach(&self, id: &SandboxId) -> Result<SessionEnds, HostError> {
+        let (_, descriptors) = self.ask(Verb::Attach(id.clone())).await?;
+        let [to_agent, from_agent] =
+            <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| HostError::Confused)?;
+        Ok(SessionEnds { to_agent, from_agent })
+    }
+
+    /// Makes a socket in a sandbox's airlock.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, HostError> {
+        let (_, descriptors) = self.ask(Verb::AirlockSocket { id: id.clone(), socket }).await?;
+        let [descriptor] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| HostError::Confused)?;
+        Ok(descriptor)
+    }
+
+    /// Waits until the processes of a sandbox are gone.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn wait(&self, id: &SandboxId) -> Result<Exit, HostError> {
+        match self.ask(Verb::Wait(id.clone())).await? {
+            (Answer::Exit(exit), _) => Ok(exit),
+            _ => Err(HostError::Confused),
+        }
+    }
+}
+
+async fn read_answers(line: &Line) -> std::io::Result<()> {
+    loop {
+        line.socket.readable().await?;
+        let received = match line.socket.try_io(Interest::READABLE, || fdpass::try_recv(&line.socket)) {
+            Ok(received) => received,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(error),
+        };
+        let Some(received) = received else { return Ok(()) };
+        let reply: Reply = serde_json::from_slice(&received.message)?;
+        // Nobody waits for it any more: its descriptors are closed here.
+        if let Some(asker) = line.forget(reply.seq) {
+            let _gone = asker.send((reply.answer, received.fds));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

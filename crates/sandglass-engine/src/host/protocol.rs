@@ -1,0 +1,182 @@
+//! Messages between the two halves. Each is one packet of JSON.
+//!
+//! Both halves are always of the same build, so this may change freely; it is still typed and small, because it is
+//! the only way to the privileged half. The bounds of [`sandglass_linux::fdpass`] hold for each packet.
+
+use sandglass_types::SandboxId;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::{AirlockSocket, EngineError, EngineInfo, Exit, Presence, SandboxSpec, Stats};
+
+/// A question to the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// Chosen by the asker; the answer carries it. Answers come in any order.
+    pub seq: u64,
+    /// What to do.
+    pub verb: Verb,
+}
+
+/// Everything that the host can be asked to do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Verb {
+    /// What the engine is.
+    Describe,
+    /// [`crate::Engine::create`].
+    Create(SandboxSpec),
+    /// [`crate::Engine::start`].
+    Start(SandboxId),
+    /// [`crate::Engine::pause`].
+    Pause(SandboxId),
+    /// [`crate::Engine::resume`].
+    Resume(SandboxId),
+    /// [`crate::Engine::checkpoint`].
+    Checkpoint {
+        /// The paused sandbox.
+        id: SandboxId,
+        /// Names the image.
+        image: SandboxId,
+    },
+    /// [`crate::Engine::restore`].
+    Restore {
+        /// The new sandbox.
+        spec: SandboxSpec,
+        /// The image to bring back.
+        image: SandboxId,
+    },
+    /// [`crate::Engine::destroy`].
+    Destroy(SandboxId),
+    /// [`crate::Engine::stats`].
+    Stats(SandboxId),
+    /// [`crate::Engine::list`].
+    List,
+    /// [`crate::Engine::attach`]; two descriptors come back: to the agent, from the agent.
+    Attach(SandboxId),
+    /// [`crate::Engine::airlock_socket`]; one descriptor comes back.
+    AirlockSocket {
+        /// Whose airlock.
+        id: SandboxId,
+        /// Which kind of socket.
+        socket: AirlockSocket,
+    },
+    /// [`crate::Engine::wait`]; answered when the sandbox's processes are gone.
+    Wait(SandboxId),
+}
+
+/// An answer of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reply {
+    /// As in [`Call::seq`]; 0 for a packet that could not be read.
+    pub seq: u64,
+    /// What became of it.
+    pub answer: Answer,
+}
+
+/// What became of a verb.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// It is done; descriptors, if any were asked for, are in the same packet.
+    Done,
+    /// To [`Verb::Describe`].
+    Info(EngineInfo),
+    /// To [`Verb::Stats`].
+    Stats(Stats),
+    /// To [`Verb::List`].
+    List(Vec<(SandboxId, Presence)>),
+    /// To [`Verb::Wait`].
+    Exit(Exit),
+    /// It is not done.
+    Refused {
+        /// For programs.
+        kind: RefusalKind,
+        /// For the operator: the whole chain of causes, cut at [`MAX_MESSAGE`] bytes.
+        message: String,
+    },
+}
+
+/// Upper bound of the message of a refusal, in bytes.
+pub const MAX_MESSAGE: usize = 2048;
+
+/// Why the host did not do it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RefusalKind {
+    /// Not one of the verbs, or not well-formed.
+    NotAVerb,
+    /// The host has as many verbs under way as it takes.
+    Busy,
+    /// [`EngineError::Unsupported`].
+    Unsupported,
+    /// [`EngineError::NotFound`].
+    NotFound,
+    /// [`EngineError::Exists`].
+    Exists,
+    /// [`EngineError::WrongState`].
+    WrongState,
+    /// [`EngineError::NoRoom`].
+    NoRoom,
+    /// [`EngineError::Step`].
+    Failed,
+}
+
+impl Answer {
+    /// The refusal that tells `error`.
+    #[must_use]
+    pub fn refused(error: &EngineError) -> Self {
+        let kind = match error {
+            EngineError::Unsupported { .. } => RefusalKind::Unsupported,
+            EngineError::NotFound(_) => RefusalKind::NotFound,
+            EngineError::Exists(_) => RefusalKind::Exists,
+            EngineError::WrongState { .. } => RefusalKind::WrongState,
+            EngineError::NoRoom(_) => RefusalKind::NoRoom,
+            EngineError::Step { .. } => RefusalKind::Failed,
+        };
+        Self::refusal(kind, sandglass_types::error::Chain(error).to_string())
+    }
+
+    /// A refusal, its message cut to [`MAX_MESSAGE`].
+    #[must_use]
+    pub fn refusal(kind: RefusalKind, mut message: String) -> Self {
+        if message.len() > MAX_MESSAGE {
+            message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+        }
+        Self::Refused { kind, message }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_verbs_parse() {
+        for packet in [
+            r#"{"seq":1,"verb":{"exec":"/bin/sh"}}"#,
+            r#"{"seq":1,"verb":{"destroy":"../../etc"}}"#,
+            r#"{"seq":1,"verb":{"start":"short"}}"#,
+            r#"{"seq":1,"verb":"list","more":{}}{"#,
+            r#"{"seq":-1,"verb":"list"}"#,
+            r#"{"seq":1,"verb":{"create":{"id":"aaaaaaaaaaaaaaaaaaaa","rootfs":"/etc","limits":{}}}}"#,
+            "",
+            "[]",
+        ] {
+            assert!(serde_json::from_str::<Call>(packet).is_err(), "{packet}");
+        }
+        let call = Call { seq: 7, verb: Verb::Destroy("aaaaaaaaaaaaaaaaaaaa".parse().unwrap()) };
+        assert_eq!(
+            serde_json::to_string(&call).unwrap(),
+            r#"{"seq":7,"verb":{"destroy":"aaaaaaaaaaaaaaaaaaaa"}}"#
+        );
+    }
+
+    #[test]
+    fn long_messages_are_cut_between_characters() {
+        let Answer::Refused { message, .. } = Answer::refusal(RefusalKind::Failed, "ü".repeat(MAX_MESSAGE))
+        else {
+            panic!("not a refusal")
+        };
+        assert!(message.len() <= MAX_MESSAGE);
+    }
+}

@@ -1,0 +1,139 @@
+//! The host's loop: read a verb, do it on a thread of its own, answer.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use sandglass_linux::fdpass;
+
+use super::protocol::{Answer, Call, RefusalKind, Reply, Verb};
+use crate::engine::Engine;
+
+/// Verbs under way at one time, [`Verb::Wait`] apart; one more is refused as busy.
+const MAX_UNDER_WAY: usize = 64;
+
+/// [`Verb::Wait`] under way at one time: one a sandbox.
+const MAX_WAITING: usize = 8192;
+
+/// Stack of a thread that does a verb, in bytes. They only call the kernel and start processes.
+const STACK: usize = 512 * 1024;
+
+/// Stack of a thread that waits for a sandbox to end, in bytes.
+const WAIT_STACK: usize = 64 * 1024;
+
+/// Serves `line` until its other end is closed. Verbs that are under way then are not waited for: they are
+/// repeatable, and the next host finds what they left.
+///
+/// # Errors
+/// The socket failed.
+pub fn run(line: OwnedFd, engine: Arc<dyn Engine>) -> std::io::Result<()> {
+    let line = Arc::new(line);
+    let under_way = Arc::new(AtomicUsize::new(0));
+    let waiting = Arc::new(AtomicUsize::new(0));
+    loop {
+        let packet = match fdpass::recv(&*line) {
+            // Descriptors are closed unseen: no verb carries any.
+            Ok(Some(received)) => received.message,
+            Ok(None) => return Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                tracing::warn!(%error, "refused a packet");
+                let reason = Answer::refusal(RefusalKind::NotAVerb, error.to_string());
+                send(&line, &Reply { seq: 0, answer: reason }, &[])?;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let call: Call = match serde_json::from_slice(&packet) {
+            Ok(call) => call,
+            Err(error) => {
+                tracing::warn!(%error, "refused what is not a verb");
+                let answer = Answer::refusal(RefusalKind::NotAVerb, format!("not a verb: {error}"));
+                send(&line, &Reply { seq: 0, answer }, &[])?;
+                continue;
+            }
+        };
+        let (slots, max, stack) = if matches!(call.verb, Verb::Wait(_)) {
+            (&waiting, MAX_WAITING, WAIT_STACK)
+        } else {
+            (&under_way, MAX_UNDER_WAY, STACK)
+        };
+        let Some(slot) = Slot::take(slots, max) else {
+            let answer = Answer::refusal(RefusalKind::Busy, format!("{max} verbs are under way"));
+            send(&line, &Reply { seq: call.seq, answer }, &[])?;
+            continue;
+        };
+        let seq = call.seq;
+        let job = {
+            let (line, engine) = (Arc::clone(&line), Arc::clone(&engine));
+            move || {
+                let _slot = slot;
+                // A panic must not leave the asker waiting for ever.
+                let performed = catch_unwind(AssertUnwindSafe(|| perform(&*engine, call.verb)));
+                let (answer, descriptors) = performed.unwrap_or_else(|_| {
+                    (Answer::refusal(RefusalKind::Failed, "the verb panicked".into()), Vec::new())
+                });
+                if let Err(error) = send(&line, &Reply { seq, answer }, &descriptors) {
+                    tracing::debug!(%error, "the answer found no reader");
+                }
+            }
+        };
+        if let Err(error) = thread::Builder::new().stack_size(stack).spawn(job) {
+            let answer = Answer::refusal(RefusalKind::NoRoom, format!("no thread for the verb: {error}"));
+            send(&line, &Reply { seq, answer }, &[])?;
+        }
+    }
+}
+
+fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
+    let done = |()| (Answer::Done, Vec::new());
+    let outcome = match verb {
+        Verb::Describe => Ok((Answer::Info(engine.info()), Vec::new())),
+        Verb::Create(spec) => engine.create(&spec).map(done),
+        Verb::Start(id) => engine.start(&id).map(done),
+        Verb::Pause(id) => engine.pause(&id).map(done),
+        Verb::Resume(id) => engine.resume(&id).map(done),
+        Verb::Checkpoint { id, image } => engine.checkpoint(&id, &image).map(done),
+        Verb::Restore { spec, image } => engine.restore(&spec, &image).map(done),
+        Verb::Destroy(id) => engine.destroy(&id).map(done),
+        Verb::Stats(id) => engine.stats(&id).map(|stats| (Answer::Stats(stats), Vec::new())),
+        Verb::List => engine.list().map(|all| (Answer::List(all), Vec::new())),
+        Verb::Attach(id) => {
+            engine.attach(&id).map(|ends| (Answer::Done, vec![ends.to_agent, ends.from_agent]))
+        }
+        Verb::AirlockSocket { id, socket } => {
+            engine.airlock_socket(&id, socket).map(|socket| (Answer::Done, vec![socket]))
+        }
+        Verb::Wait(id) => engine.wait(&id).map(|exit| (Answer::Exit(exit), Vec::new())),
+    };
+    outcome.unwrap_or_else(|error| {
+        let answer = Answer::refused(&error);
+        tracing::debug!(?answer, "a verb was refused");
+        (answer, Vec::new())
+    })
+}
+
+fn send(line: &OwnedFd, reply: &Reply, descriptors: &[OwnedFd]) -> std::io::Result<()> {
+    let packet = serde_json::to_vec(reply)?;
+    let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+    fdpass::send(line, &packet, &borrowed)
+}
+
+/// One verb under way; gives its place back when dropped, also when the verb panics.
+struct Slot(Arc<AtomicUsize>);
+
+impl Slot {
+    fn take(count: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
+        count
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n < max).then_some(n + 1))
+            .ok()
+            .map(|_| Self(Arc::clone(count)))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
