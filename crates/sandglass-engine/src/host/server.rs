@@ -28,7 +28,7 @@ const WAIT_STACK: usize = 64 * 1024;
 ///
 /// # Errors
 /// The socket failed.
-pub fn run(line: OwnedFd, engine: Arc<dyn Engine>) -> std::io::Result<()> {
+pub fn run(line: OwnedFd, engine: &Arc<dyn Engine>) -> std::io::Result<()> {
     let line = Arc::new(line);
     let under_way = Arc::new(AtomicUsize::new(0));
     let waiting = Arc::new(AtomicUsize::new(0));
@@ -66,7 +66,7 @@ pub fn run(line: OwnedFd, engine: Arc<dyn Engine>) -> std::io::Result<()> {
         };
         let seq = call.seq;
         let job = {
-            let (line, engine) = (Arc::clone(&line), Arc::clone(&engine));
+            let (line, engine) = (Arc::clone(&line), Arc::clone(engine));
             move || {
                 let _slot = slot;
                 // A panic must not leave the asker waiting for ever.
