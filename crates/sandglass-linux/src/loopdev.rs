@@ -1,0 +1,185 @@
+//! Loop devices: a file as a block device.
+//!
+//! They are set to detach by themselves when their last user is gone, so that a crash leaves none behind.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+
+/// How often another process may take the device that the kernel called free, before this gives up.
+const MAX_RACES: usize = 128;
+
+const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
+const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+
+/// `struct loop_info64` of `linux/loop.h`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LoopInfo64 {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    sizelimit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+/// `struct loop_config` of `linux/loop.h`, since Linux 5.8.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo64,
+    reserved: [u64; 8],
+}
+
+/// An attached loop device. It stays attached while this, a mount, or another open descriptor holds it.
+#[derive(Debug)]
+pub struct LoopDevice {
+    index: u32,
+    _device: OwnedFd,
+}
+
+impl LoopDevice {
+    /// Attaches a file, opened for reading and writing, to a free device.
+    ///
+    /// # Errors
+    /// The kernel has no loop devices, or none was left.
+    pub fn attach(backing: &File) -> io::Result<Self> {
+        let control = open_device(Path::new("/dev/loop-control"))?;
+        for _ in 0..MAX_RACES {
+            // SAFETY: takes no pointer.
+            let index = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
+            let index = u32::try_from(index).map_err(|_| io::Error::last_os_error())?;
+            let device = open_device(&device_path(index))?;
+            let config = LoopConfig {
+                fd: u32::try_from(backing.as_raw_fd()).map_err(io::Error::other)?,
+                block_size: 0,
+                info: LoopInfo64 {
+                    device: 0,
+                    inode: 0,
+                    rdevice: 0,
+                    offset: 0,
+                    sizelimit: 0,
+                    number: 0,
+                    encrypt_type: 0,
+                    encrypt_key_size: 0,
+                    flags: LO_FLAGS_AUTOCLEAR,
+                    file_name: [0; 64],
+                    crypt_name: [0; 64],
+                    encrypt_key: [0; 32],
+                    init: [0; 2],
+                },
+                reserved: [0; 8],
+            };
+            // SAFETY: the kernel reads one `loop_config` from the pointer during the call; it lives until then.
+            if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) } == 0 {
+                return Ok(Self { index, _device: device });
+            }
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::EBUSY) {
+                return Err(error);
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::ResourceBusy, "no loop device stayed free long enough"))
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Its path under `/dev`.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        device_path(self.index)
+    }
+}
+
+/// The attached loop devices of this machine and the files behind them, as the kernel names them (` (deleted)` is
+/// appended to a file that was unlinked).
+///
+/// # Errors
+/// `/sys` is not mounted.
+pub fn attached() -> io::Result<Vec<(u32, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in fs_err::read_dir("/sys/block")? {
+        let name = entry?.file_name();
+        let index = name.to_str().and_then(|name| name.strip_prefix("loop")).and_then(|n| n.parse().ok());
+        if let Some(index) = index
+            && let Some(path) = backing_file(index)?
+        {
+            found.push((index, path));
+        }
+    }
+    Ok(found)
+}
+
+/// The file behind one loop device; `None` if it is not attached.
+///
+/// # Errors
+/// `/sys` could not be read.
+pub fn backing_file(index: u32) -> io::Result<Option<PathBuf>> {
+    match std::fs::read(format!("/sys/block/loop{index}/loop/backing_file")) {
+        Ok(mut path) => {
+            if path.last() == Some(&b'\n') {
+                path.pop();
+            }
+            Ok(Some(std::ffi::OsString::from_vec(path).into()))
+        }
+        // The attribute goes away with the file; ENXIO and ENODEV come from the moment in between.
+        Err(error)
+            if error.kind() == io::ErrorKind::NotFound
+                || matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn device_path(index: u32) -> PathBuf {
+    format!("/dev/loop{index}").into()
+}
+
+fn open_device(path: &Path) -> io::Result<OwnedFd> {
+    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| {
+        io::Error::new(io::Error::from(errno).kind(), format!("{}: {errno}", path.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs root and loop devices; fails, never skips, without them.
+    #[test]
+    fn a_device_carries_its_file_and_detaches_with_its_last_user() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let (a, b) =
+            (LoopDevice::attach(file.as_file()).unwrap(), LoopDevice::attach(file.as_file()).unwrap());
+        assert_ne!(a.index(), b.index());
+        assert_eq!(backing_file(a.index()).unwrap().as_deref(), Some(file.path()));
+        assert!(attached().unwrap().contains(&(b.index(), file.path().to_owned())));
+        drop((a, b));
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while attached().unwrap().iter().any(|(_, path)| path == file.path()) {
+            assert!(std::time::Instant::now() < deadline, "still attached");
+            std::thread::yield_now();
+        }
+    }
+}

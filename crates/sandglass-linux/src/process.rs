@@ -1,0 +1,14 @@
+//! Child processes: starting them after kernel set-up, waiting for them, and telling one from another.
+//!
+//! A process that adopts orphans ([`adopt_orphans`]) has exactly one place that calls `wait`, so nothing in it
+//! may use [`std::process::Command`]: use [`run`] and [`spawn`].
+
+mod children;
+mod identity;
+mod launch;
+mod run;
+
+pub use children::{Child, ExitStatus, Watch, adopt_orphans, spawn, watch};
+pub use identity::{PidFd, ProcessIdentity, boot_id};
+pub use launch::{Launch, LaunchError, Propagation, Step};
+pub use run::{Output, RunError, run};
