@@ -3,4 +3,10 @@
 pub mod cgroup;
 pub mod fdpass;
 pub mod lock;
+pub mod loopdev;
+pub mod mount;
+pub mod namespace;
+pub mod netlink;
+pub mod nft;
 pub mod privilege;
+pub mod process;

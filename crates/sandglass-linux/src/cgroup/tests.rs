@@ -1,8 +1,10 @@
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::fs;
-use std::process::{Child, Command, Stdio};
+use std::os::fd::OwnedFd;
 
 use super::*;
+use crate::process::{Child, Launch, Step, spawn};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -155,24 +157,31 @@ impl Real {
         Self { cgroups, child: None }
     }
 
-    /// A shell that runs `script` in the leaf once it is in it.
-    fn run(&mut self, leaf: &Leaf, script: &str) -> &mut Child {
-        let mut child = Command::new("/bin/sh")
-            .args(["-c", &format!("read go; {script}")])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        leaf.add(i32::try_from(child.id()).unwrap()).unwrap();
-        io::Write::write_all(child.stdin.as_mut().unwrap(), b"go\n").unwrap();
-        self.child.insert(child)
+    /// A shell that runs `script` in the leaf; the descriptor reads what it writes.
+    fn run(&mut self, leaf: &Leaf, script: &str) -> (&Child, OwnedFd) {
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let join = leaf.folders().map(|folder| {
+            Step::JoinCgroup(
+                CString::new(folder.join("cgroup.procs").into_os_string().into_encoded_bytes()).unwrap(),
+            )
+        });
+        let launch = Launch::new("/bin/sh")
+            .unwrap()
+            .args(["-c", script])
+            .unwrap()
+            .env("PATH", "/usr/bin:/bin")
+            .unwrap()
+            .stdout(write)
+            .unwrap()
+            .steps(join);
+        (self.child.insert(spawn(&launch).unwrap()), read)
     }
 
     fn end(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
+        if let Some(child) = self.child.take() {
+            // It may have ended, and its status may have been taken, before.
+            let _ = child.pidfd().kill();
+            let _ = child.wait(Some(Instant::now() + PATIENCE));
         }
     }
 }
@@ -199,9 +208,10 @@ fn a_real_leaf_counts_and_is_removed_once_empty() {
     assert_eq!(leaf.usage().unwrap().processes, 0);
     assert_eq!((leaf.oom_kills().unwrap(), leaf.process_limit_hits().unwrap()), (0, 0));
 
-    let child = real.run(&leaf, "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo done; read go");
-    let pid = i32::try_from(child.id()).unwrap();
-    io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0; 5]).unwrap();
+    let (child, output) =
+        real.run(&leaf, "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo done; kill -STOP $$");
+    let pid = child.pid();
+    rustix::io::read(&output, &mut [0; 5]).unwrap();
     let usage = leaf.usage().unwrap();
     assert!(usage.cpu_micros > 1_000 && usage.cpu_micros < 60_000_000, "{usage:?}");
     assert!(usage.memory_peak_bytes >= usage.memory_bytes, "{usage:?}");
@@ -230,8 +240,8 @@ fn real_limits_leave_their_marks() {
     limit("pids", "pids.max", "pids.max", "2");
 
     // Two processes are the limit: the shell and the first `sleep`; the second fork fails and the shell ends.
-    let child = real.run(&leaf, "sleep 100 & sleep 100 & wait");
-    child.wait().unwrap();
+    let (child, _output) = real.run(&leaf, "sleep 100 & sleep 100 & wait");
+    child.wait(Some(Instant::now() + PATIENCE)).unwrap().expect("it ends by itself");
     assert!(leaf.process_limit_hits().unwrap() >= 1);
     for pid in leaf.processes().unwrap() {
         rustix::process::kill_process(
@@ -242,6 +252,7 @@ fn real_limits_leave_their_marks() {
     }
     assert_eq!(leaf.oom_kills().unwrap(), 0);
     // A string that doubles until it is larger than the limit.
-    real.run(&leaf, "a=aaaaaaaaaaaaaaaa; while :; do a=$a$a; done").wait().unwrap();
+    let (child, _output) = real.run(&leaf, "a=aaaaaaaaaaaaaaaa; while :; do a=$a$a; done");
+    child.wait(Some(Instant::now() + PATIENCE)).unwrap().expect("the kernel kills it");
     assert!(leaf.oom_kills().unwrap() >= 1);
 }
