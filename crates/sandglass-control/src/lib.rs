@@ -1,2 +1,21 @@
 //! The product: the life of sandboxes, templates, and the reconcilers.
+//!
+//! [`Control`] has the verbs. Each sandbox is owned by one task (`owner`), which moves it by the rule in
+//! [`lifecycle`] and stores every move first; [`reconcile`] starts such tasks for what an earlier server left.
+//! Nothing here knows HTTP or SQL, or has privilege: the machine is asked through the host.
 #![forbid(unsafe_code)]
+
+mod agent;
+pub mod control;
+pub mod lifecycle;
+pub mod live;
+mod owner;
+pub mod reconcile;
+pub mod request;
+mod shared;
+pub mod template;
+
+pub use control::{Config, Control};
+pub(crate) use control::not_found;
+pub use live::{DialError, GuestStream, Live};
+pub use request::CreateSandbox;

@@ -1,0 +1,143 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Mutex;
+
+use super::*;
+use crate::template::recipe::Meta;
+
+/// A recipe that builds in a moment what no package mirror is needed for.
+fn tiny(script: &'static str) -> Recipe {
+    Recipe {
+        name: "tiny",
+        files: vec![("build.sh", script)],
+        meta: Meta {
+            default_user: "root".into(),
+            default_workdir: "/".into(),
+            env: BTreeMap::from([("A".into(), "b".into())]),
+        },
+    }
+}
+
+const GOOD: &str = r#"
+set -eu
+echo "I: making it..."
+mkdir "$TMPDIR/root" && echo hello > "$TMPDIR/root/greeting"
+chmod 755 "$TMPDIR/root"
+tar -C "$TMPDIR/root" --sort=name --mtime=@0 --owner=0 --group=0 -cf "$1" .
+"#;
+
+fn scratch_names(cache: &Path) -> Vec<String> {
+    fs::read_dir(cache.join("build"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
+}
+
+#[test]
+fn the_base_recipe_is_embedded_and_its_key_depends_on_the_release() {
+    let base = recipe::find("base").unwrap();
+    assert_eq!(base.meta.default_user, "user");
+    assert_eq!(base.meta.default_workdir, "/home/user");
+    assert_ne!(base.key("bookworm"), base.key("trixie"));
+    let mut changed = base.clone();
+    changed.files[0].1 = "other";
+    assert_ne!(changed.key("bookworm"), base.key("bookworm"));
+}
+
+#[test]
+fn the_release_is_read_with_and_without_quotes() {
+    assert_eq!(recipe::release("ID=debian\nVERSION_CODENAME=bookworm\n"), "bookworm");
+    assert_eq!(recipe::release("VERSION_CODENAME=\"trixie\""), "trixie");
+    assert_eq!(recipe::release("ID=arch\n"), "");
+}
+
+#[test]
+fn names_that_could_leave_the_folder_are_no_templates() {
+    let cache = tempfile::tempdir().unwrap();
+    fs::create_dir(cache.path().join("templates")).unwrap();
+    fs::write(cache.path().join("evil.json"), "{}").unwrap();
+    for name in ["", "../evil", "a/b", "A", "a.b", &"a".repeat(65)] {
+        assert_eq!(load(cache.path(), name).unwrap(), None, "{name:?}");
+    }
+}
+
+#[test]
+fn a_damaged_record_is_an_error_with_its_path() {
+    let cache = tempfile::tempdir().unwrap();
+    fs::create_dir(cache.path().join("templates")).unwrap();
+    fs::write(record_path(cache.path(), "base"), "{").unwrap();
+    let error = load(cache.path(), "base").unwrap_err().to_string();
+    assert!(error.contains("templates/base.json"), "{error}");
+}
+
+#[test]
+fn only_steps_are_reported() {
+    assert_eq!(build::step_of("I: extracting archives..."), Some("extracting archives"));
+    assert_eq!(build::step_of("I: removing tempdir /tmp/mmdebstrap.x..."), None);
+    assert_eq!(build::step_of("Get:1 something..."), None);
+}
+
+#[test]
+fn an_unknown_template_is_refused() {
+    let cache = tempfile::tempdir().unwrap();
+    let error = prepare(cache.path(), "nope", |_| ()).unwrap_err();
+    assert!(matches!(error, TemplateError::Unknown(name) if name == "nope"));
+}
+
+// Building needs root, as the whole product does.
+#[test]
+fn a_template_is_built_once_and_kept_by_content() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut lines = Vec::new();
+    let mut progress = |line: &str| lines.push(line.to_owned());
+    let first = prepare_recipe(cache.path(), &tiny(GOOD), "r1", &mut progress).unwrap();
+    assert!(lines.iter().any(|line| line == "making it"), "{lines:?}");
+    let rootfs = rootfs_dir(cache.path(), first.rootfs);
+    assert_eq!(fs::read_to_string(rootfs.join("greeting")).unwrap(), "hello\n");
+    assert_eq!(fs::metadata(&rootfs).unwrap().permissions().mode() & 0o7777, 0o755);
+    assert_eq!(load(cache.path(), "tiny").unwrap(), Some(first.clone()));
+
+    // The same recipe is not built again, a changed release is, and equal bytes are kept once.
+    let mut silent = |line: &str| panic!("built again: {line}");
+    assert_eq!(prepare_recipe(cache.path(), &tiny(GOOD), "r1", &mut silent).unwrap(), first);
+    let second = prepare_recipe(cache.path(), &tiny(GOOD), "r2", &mut |_| ()).unwrap();
+    assert_ne!(second.recipe, first.recipe);
+    assert_eq!(second.rootfs, first.rootfs);
+    assert_eq!(scratch_names(cache.path()), Vec::<String>::new());
+
+    // A root file system that somebody removed is built again.
+    fs::remove_dir_all(&rootfs).unwrap();
+    prepare_recipe(cache.path(), &tiny(GOOD), "r2", &mut |_| ()).unwrap();
+    assert!(rootfs.is_dir());
+}
+
+#[test]
+fn a_failed_build_shows_its_end_and_leaves_nothing() {
+    let cache = tempfile::tempdir().unwrap();
+    fs::create_dir_all(cache.path().join("build/tiny.crashed/x")).unwrap();
+    fs::create_dir_all(cache.path().join("build/tiny-two.other")).unwrap();
+    let script = "echo first; echo 'E: Failed to fetch http://mirror.invalid/x' >&2; exit 100";
+    let error = prepare_recipe(cache.path(), &tiny(script), "r1", &mut |_| ()).unwrap_err();
+    let TemplateError::Build { remedy, tail, .. } = &error else { panic!("{error}") };
+    assert!(remedy.contains("mirror could not be reached"), "{remedy}");
+    assert_eq!(tail, "first\nE: Failed to fetch http://mirror.invalid/x");
+    assert_eq!(scratch_names(cache.path()), ["tiny-two.other"]);
+    assert_eq!(load(cache.path(), "tiny").unwrap(), None);
+}
+
+#[test]
+fn one_of_two_servers_builds() {
+    let cache = tempfile::tempdir().unwrap();
+    let lines = Mutex::new(Vec::new());
+    let prepare = || {
+        let mut progress = |line: &str| lines.lock().unwrap().push(line.to_owned());
+        prepare_recipe(cache.path(), &tiny(GOOD), "r1", &mut progress).unwrap()
+    };
+    let (one, two) = std::thread::scope(|scope| {
+        let (one, two) = (scope.spawn(prepare), scope.spawn(prepare));
+        (one.join().unwrap(), two.join().unwrap())
+    });
+    assert_eq!(one, two);
+    let lines = lines.into_inner().unwrap();
+    assert_eq!(lines.iter().filter(|line| *line == "making it").count(), 1, "{lines:?}");
+}
