@@ -5,12 +5,16 @@
 //! never behind or ahead of the state.
 #![forbid(unsafe_code)]
 
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 pub mod model;
+pub mod sqlite;
 
 pub use model::{
-    ApiKey, Created, Event, IdempotencyKey, KeyDigest, ListFilter, ListPage, NewSandbox, Order, PageCursor,
-    SandboxRow, Team, Transition,
+    ApiKey, Created, Event, IdempotencyKey, KeyDigest, ListFilter, ListPage, MAX_DETAIL, NewSandbox, Order,
+    PageCursor, SandboxRow, Team, Transition,
 };
+pub use sqlite::SqliteStore;
 
 use async_trait::async_trait;
 use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
@@ -26,6 +30,20 @@ pub enum StoreError {
         what: &'static str,
         /// Its name.
         name: String,
+    },
+    /// What the new thing would belong to is not there, or was revoked.
+    #[error("there is no {what} {id}, or it was revoked")]
+    Missing {
+        /// What kind of thing.
+        what: &'static str,
+        /// Its id.
+        id: String,
+    },
+    /// The file holds something else; it was not touched.
+    #[error("{path} is not a sandglass store")]
+    NotOurs {
+        /// Which file.
+        path: String,
     },
     /// The data was written by a newer Sandglass.
     #[error("the store has schema {found}, newer than {known}: run the newer sandglass that wrote it")]

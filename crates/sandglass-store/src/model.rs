@@ -172,6 +172,9 @@ impl fmt::Debug for SandboxRow {
     }
 }
 
+/// Upper bound for [`Event::detail`], in bytes.
+pub const MAX_DETAIL: usize = 1024;
+
 /// One step in a sandbox's life, and what it leaves in the history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transition {
@@ -183,7 +186,7 @@ pub struct Transition {
     pub end_reason: Option<EndReason>,
     /// When.
     pub at: Timestamp,
-    /// For people: what happened, one line.
+    /// For people: what happened, one line. What is past [`MAX_DETAIL`] is cut off.
     pub detail: String,
 }
 

@@ -1,0 +1,135 @@
+//! What every implementation of [`Store`](crate::Store) must do, as cases that any of them can be put through.
+//!
+//! A backend calls [`store_conformance!`](crate::store_conformance) in its tests with an expression that makes a
+//! fresh, empty store.
+#![allow(clippy::unwrap_used, reason = "a case that fails panics")]
+
+pub mod idempotency;
+pub mod listing;
+pub mod sandboxes;
+pub mod teams;
+
+use std::collections::BTreeMap;
+
+use sandglass_types::{Digest, EndReason, KeyId, Limits, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
+
+use crate::{ApiKey, Created, ListFilter, NewSandbox, Order, Store, Transition};
+
+/// Makes one test per case. `$fresh` is an async expression of a pair: the store, as `Arc<dyn Store>`, and whatever
+/// must live as long as it.
+#[macro_export]
+macro_rules! store_conformance {
+    ($fresh:expr) => {
+        $crate::store_conformance!(@cases $fresh;
+            teams: names_are_unique_and_ends_are_final, keys_authenticate_until_they_or_their_team_end,
+                use_is_noted_once_a_minute, keys_of_nobody_are_refused;
+            sandboxes: a_row_comes_back_as_it_was_stored, an_id_is_used_once, moves_compare_the_state,
+                one_of_many_moves_wins, ends_move_only_while_running, long_details_are_cut,
+                events_have_no_gaps, a_node_finds_its_own;
+            idempotency: same_request_is_replayed, other_request_is_a_mismatch, keys_belong_to_one_team,
+                a_failed_attempt_frees_the_key, old_keys_are_forgotten, one_of_many_requests_inserts;
+            listing: filters_apply_together, labels_are_any_text, limits_are_clamped, ties_are_ordered_by_id,
+                pages_are_stable_while_sandboxes_come_and_go;
+        );
+    };
+    (@cases $fresh:expr; $($module:ident: $($case:ident),+;)+) => {
+        $(mod $module {
+            use super::*;
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() {
+                let (store, guard) = $fresh.await;
+                $crate::conformance::$module::$case(store).await;
+                drop(guard);
+            })+
+        })+
+    };
+}
+
+/// A moment, `millis` after an arbitrary start.
+#[must_use]
+pub fn at(millis: i64) -> Timestamp {
+    Timestamp::from_millis(1_760_000_000_000 + millis)
+}
+
+/// A digest that is made of one byte.
+#[must_use]
+pub fn digest(byte: u8) -> Digest {
+    Digest::from_bytes([byte; 32])
+}
+
+/// A key of `team` whose digest is `digest(byte)`.
+#[must_use]
+pub fn key_of(team: TeamId, byte: u8) -> ApiKey {
+    ApiKey {
+        id: KeyId::random(),
+        team,
+        name: format!("key {byte}"),
+        digest: digest(byte),
+        suffix: "beef".into(),
+        created_at: at(i64::from(byte)),
+        last_used_at: None,
+        revoked_at: None,
+    }
+}
+
+/// A sandbox of `team`, created at `at(created)` and to be ended a minute later.
+#[must_use]
+pub fn sandbox_of(team: TeamId, created: i64) -> NewSandbox {
+    NewSandbox {
+        id: SandboxId::random(),
+        node: NodeId::random(),
+        team,
+        template: "base".into(),
+        rootfs: digest(7),
+        limits: Limits::default(),
+        access_token: None,
+        metadata: BTreeMap::new(),
+        env: BTreeMap::new(),
+        allow_internet_access: None,
+        created_at: at(created),
+        end_at: at(created + 60_000),
+        max_end_at: at(created + 3_600_000),
+        idempotency: None,
+    }
+}
+
+/// A move without a reason.
+#[must_use]
+pub fn step(from: SandboxState, to: SandboxState, millis: i64) -> Transition {
+    Transition { from, to, end_reason: None, at: at(millis), detail: format!("{from:?} to {to:?}") }
+}
+
+/// A filter for the first hundred of a team in any state, newest first.
+#[must_use]
+pub fn all_of(team: TeamId) -> ListFilter {
+    use SandboxState as S;
+    ListFilter {
+        team,
+        states: vec![S::Creating, S::Running, S::Ending, S::Ended],
+        metadata: BTreeMap::new(),
+        template: None,
+        created_from: None,
+        order: Order::Descending,
+        after: None,
+        limit: 100,
+    }
+}
+
+async fn team(store: &dyn Store) -> TeamId {
+    store.create_team("acme", at(0)).await.unwrap().id
+}
+
+async fn insert(store: &dyn Store, new: &NewSandbox) -> SandboxId {
+    assert_eq!(store.insert_sandbox(new).await.unwrap(), Created::Inserted);
+    new.id.clone()
+}
+
+async fn run(store: &dyn Store, id: &SandboxId) {
+    assert!(store.transition(id, &step(SandboxState::Creating, SandboxState::Running, 100)).await.unwrap());
+}
+
+async fn end(store: &dyn Store, id: &SandboxId, from: SandboxState, reason: EndReason) {
+    let ending = Transition { end_reason: Some(reason), ..step(from, SandboxState::Ending, 200) };
+    assert!(store.transition(id, &ending).await.unwrap());
+    assert!(store.transition(id, &step(SandboxState::Ending, SandboxState::Ended, 300)).await.unwrap());
+}

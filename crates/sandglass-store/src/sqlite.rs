@@ -1,0 +1,193 @@
+//! The store in one SQLite file.
+//!
+//! One connection writes at a time (`BEGIN IMMEDIATE`, so a verb never fails half-way for want of the lock), a few
+//! read; the file is in WAL mode, so readers never wait for the writer. Several processes may have it open: the
+//! server, and the command line beside it.
+//!
+//! A power cut may lose the last commits of ordinary verbs (`synchronous=NORMAL`): what they describe is gone with
+//! the machine's memory anyway. Verbs on teams and keys are on disk when they return (`synchronous=FULL`), because
+//! a revoked key must never come back.
+
+mod list;
+mod open;
+mod rows;
+mod sandboxes;
+mod teams;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
+use sqlx::sqlite::{SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{Sqlite, Transaction};
+
+use crate::{
+    ApiKey, Created, Event, KeyDigest, ListFilter, ListPage, NewSandbox, SandboxRow, Store, StoreError, Team,
+    Transition,
+};
+
+/// How long one verb waits for another process' write before it fails.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connections that read.
+const READERS: u32 = 4;
+
+/// The store in one SQLite file.
+pub struct SqliteStore {
+    path: PathBuf,
+    /// Exactly one connection.
+    writer: SqlitePool,
+    /// At most one connection, whose commits are on disk; opened when first needed.
+    durable: SqlitePool,
+    readers: SqlitePool,
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStore").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl SqliteStore {
+    /// Opens the store, makes it (mode 0600) if there is no file, and brings an older schema up to date.
+    ///
+    /// # Errors
+    /// [`StoreError::NewerSchema`], [`StoreError::NotOurs`], [`StoreError::Corrupt`] if its schema has another
+    /// history than this program's, or [`StoreError::Database`].
+    pub async fn open(path: &Path) -> Result<Self, StoreError> {
+        open::prepare(path).await?;
+        let options = open::options(path).synchronous(SqliteSynchronous::Normal);
+        let one = || SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
+        let writer = one().connect_with(options.clone()).await.map_err(database)?;
+        let durable = one()
+            .idle_timeout(Duration::from_secs(60))
+            .connect_lazy_with(options.clone().synchronous(SqliteSynchronous::Full));
+        let readers = SqlitePoolOptions::new()
+            .max_connections(READERS)
+            .connect_lazy_with(options.pragma("query_only", "ON"));
+        Ok(Self { path: path.to_owned(), writer, durable, readers })
+    }
+
+    /// Opens an existing store for reading alone; every verb that writes fails. The schema must be the one that
+    /// this program knows: an older one is left as it is and refused.
+    ///
+    /// # Errors
+    /// As [`SqliteStore::open`]; [`StoreError::Database`] if there is no file.
+    pub async fn open_read_only(path: &Path) -> Result<Self, StoreError> {
+        let options = open::options(path).read_only(true);
+        open::check_current(path, &options).await?;
+        let pool = SqlitePoolOptions::new().max_connections(1).connect_lazy_with(options);
+        Ok(Self { path: path.to_owned(), writer: pool.clone(), durable: pool.clone(), readers: pool })
+    }
+
+    /// Ends all connections. The last process to do so leaves a single file behind.
+    pub async fn close(&self) {
+        self.readers.close().await;
+        self.durable.close().await;
+        self.writer.close().await;
+    }
+
+    async fn write(&self) -> Result<Transaction<'static, Sqlite>, StoreError> {
+        self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(database)
+    }
+
+    async fn write_durably(&self) -> Result<Transaction<'static, Sqlite>, StoreError> {
+        self.durable.begin_with("BEGIN IMMEDIATE").await.map_err(database)
+    }
+}
+
+fn database(error: sqlx::Error) -> StoreError {
+    StoreError::Database(Box::new(error))
+}
+
+/// Turns the violation of a uniqueness rule into [`StoreError::Exists`].
+fn exists_or_database(error: sqlx::Error, what: &'static str, name: &str) -> StoreError {
+    match &error {
+        sqlx::Error::Database(cause) if cause.is_unique_violation() => {
+            StoreError::Exists { what, name: name.to_owned() }
+        }
+        _ => database(error),
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn node(&self) -> Result<NodeId, StoreError> {
+        let text: String = sqlx::query_scalar("SELECT value FROM meta WHERE key = 'node'")
+            .fetch_one(&self.readers)
+            .await
+            .map_err(database)?;
+        rows::parse("node", &text)
+    }
+
+    async fn create_team(&self, name: &str, now: Timestamp) -> Result<Team, StoreError> {
+        self.insert_team(name, now).await
+    }
+
+    async fn teams(&self) -> Result<Vec<Team>, StoreError> {
+        self.select_teams().await
+    }
+
+    async fn revoke_team(&self, team: TeamId, now: Timestamp) -> Result<bool, StoreError> {
+        self.end_team(team, now).await
+    }
+
+    async fn create_key(&self, key: &ApiKey) -> Result<(), StoreError> {
+        self.insert_key(key).await
+    }
+
+    async fn keys(&self, team: Option<TeamId>) -> Result<Vec<ApiKey>, StoreError> {
+        self.select_keys(team).await
+    }
+
+    async fn revoke_key(&self, key: KeyId, now: Timestamp) -> Result<bool, StoreError> {
+        self.end_key(key, now).await
+    }
+
+    async fn authenticate(&self, digest: &KeyDigest, now: Timestamp) -> Result<Option<Team>, StoreError> {
+        self.team_of_key(digest, now).await
+    }
+
+    async fn insert_sandbox(&self, new: &NewSandbox) -> Result<Created, StoreError> {
+        self.insert(new).await
+    }
+
+    async fn transition(&self, id: &SandboxId, change: &Transition) -> Result<bool, StoreError> {
+        self.move_state(id, change).await
+    }
+
+    async fn set_end(
+        &self,
+        id: &SandboxId,
+        end_at: Timestamp,
+        only_later: bool,
+        now: Timestamp,
+    ) -> Result<Option<Timestamp>, StoreError> {
+        self.move_end(id, end_at, only_later, now).await
+    }
+
+    async fn sandbox(&self, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError> {
+        self.select(id).await
+    }
+
+    async fn list(&self, filter: &ListFilter) -> Result<ListPage, StoreError> {
+        self.page(filter).await
+    }
+
+    async fn on_node(&self, node: NodeId, states: &[SandboxState]) -> Result<Vec<SandboxRow>, StoreError> {
+        self.select_on_node(node, states).await
+    }
+
+    async fn events(&self, id: &SandboxId) -> Result<Vec<Event>, StoreError> {
+        self.select_events(id).await
+    }
+
+    async fn purge_idempotency(&self, before: Timestamp) -> Result<u64, StoreError> {
+        self.forget_keys(before).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,229 @@
+//! Between columns and typed values, strictly: what can't have been written by us is an error, never a default.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::str::FromStr;
+
+use sandglass_types::limits::Unchecked;
+use sandglass_types::{EndReason, Generation, Limits, SandboxState, Timestamp};
+use sqlx::Row as _;
+use sqlx::sqlite::SqliteRow;
+
+use crate::{ApiKey, Event, SandboxRow, StoreError, Team};
+
+/// The columns of a sandbox, for use in `concat!`; [`sandbox`] reads them.
+macro_rules! sandbox_columns {
+    () => {
+        "id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, access_token, metadata, env, \
+         allow_internet_access, state, generation, created_at, end_at, max_end_at, ended_at, end_reason"
+    };
+}
+pub(super) use sandbox_columns;
+
+pub(super) fn corrupt(what: &'static str, detail: impl Display) -> StoreError {
+    StoreError::Corrupt { what, detail: detail.to_string() }
+}
+
+/// Parses one text.
+pub(super) fn parse<T>(what: &'static str, text: &str) -> Result<T, StoreError>
+where
+    T: FromStr,
+    T::Err: Display,
+{
+    text.parse().map_err(|error| corrupt(what, error))
+}
+
+/// How a state is written.
+pub(super) const fn state_text(state: SandboxState) -> &'static str {
+    match state {
+        SandboxState::Creating => "creating",
+        SandboxState::Running => "running",
+        SandboxState::Ending => "ending",
+        SandboxState::Ended => "ended",
+    }
+}
+
+/// Reads [`state_text`].
+pub(super) fn parse_state(what: &'static str, text: &str) -> Result<SandboxState, StoreError> {
+    Ok(match text {
+        "creating" => SandboxState::Creating,
+        "running" => SandboxState::Running,
+        "ending" => SandboxState::Ending,
+        "ended" => SandboxState::Ended,
+        _ => return Err(corrupt(what, format_args!("state {text:?}"))),
+    })
+}
+
+/// How a reason is written.
+pub(super) const fn reason_text(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::Killed => "killed",
+        EndReason::Timeout => "timeout",
+        EndReason::CreateFailed => "create_failed",
+        EndReason::OutOfMemory => "out_of_memory",
+        EndReason::Processes => "processes",
+        EndReason::Crashed => "crashed",
+        EndReason::Lost => "lost",
+    }
+}
+
+fn parse_reason(what: &'static str, text: &str) -> Result<EndReason, StoreError> {
+    Ok(match text {
+        "killed" => EndReason::Killed,
+        "timeout" => EndReason::Timeout,
+        "create_failed" => EndReason::CreateFailed,
+        "out_of_memory" => EndReason::OutOfMemory,
+        "processes" => EndReason::Processes,
+        "crashed" => EndReason::Crashed,
+        "lost" => EndReason::Lost,
+        _ => return Err(corrupt(what, format_args!("end reason {text:?}"))),
+    })
+}
+
+/// How a map is written.
+pub(super) fn map_text(map: &BTreeMap<String, String>) -> String {
+    let object = map.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+    serde_json::Value::Object(object).to_string()
+}
+
+fn parse_map(what: &'static str, text: &str) -> Result<BTreeMap<String, String>, StoreError> {
+    serde_json::from_str(text).map_err(|error| corrupt(what, error))
+}
+
+/// One row whose columns are taken by name.
+struct Columns<'a> {
+    what: &'static str,
+    row: &'a SqliteRow,
+}
+
+impl Columns<'_> {
+    fn text(&self, name: &'static str) -> Result<&str, StoreError> {
+        self.row.try_get(name).map_err(|error| corrupt(self.what, error))
+    }
+
+    fn maybe_text(&self, name: &'static str) -> Result<Option<&str>, StoreError> {
+        self.row.try_get(name).map_err(|error| corrupt(self.what, error))
+    }
+
+    fn parsed<T>(&self, name: &'static str) -> Result<T, StoreError>
+    where
+        T: FromStr,
+        T::Err: Display,
+    {
+        parse(self.what, self.text(name)?)
+    }
+
+    fn number(&self, name: &'static str) -> Result<u32, StoreError> {
+        let value: i64 = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
+        u32::try_from(value).map_err(|error| corrupt(self.what, error))
+    }
+
+    fn time(&self, name: &'static str) -> Result<Timestamp, StoreError> {
+        let value: i64 = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
+        Ok(Timestamp::from_millis(value))
+    }
+
+    fn maybe_time(&self, name: &'static str) -> Result<Option<Timestamp>, StoreError> {
+        let value: Option<i64> = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
+        Ok(value.map(Timestamp::from_millis))
+    }
+
+    fn state(&self) -> Result<SandboxState, StoreError> {
+        parse_state(self.what, self.text("state")?)
+    }
+
+    fn reason(&self) -> Result<Option<EndReason>, StoreError> {
+        self.maybe_text("end_reason")?.map(|text| parse_reason(self.what, text)).transpose()
+    }
+}
+
+pub(super) fn team(row: &SqliteRow) -> Result<Team, StoreError> {
+    let columns = Columns { what: "team", row };
+    Ok(Team {
+        id: columns.parsed("id")?,
+        name: columns.text("name")?.to_owned(),
+        created_at: columns.time("created_at")?,
+        revoked_at: columns.maybe_time("revoked_at")?,
+    })
+}
+
+pub(super) fn api_key(row: &SqliteRow) -> Result<ApiKey, StoreError> {
+    let columns = Columns { what: "key", row };
+    Ok(ApiKey {
+        id: columns.parsed("id")?,
+        team: columns.parsed("team")?,
+        name: columns.text("name")?.to_owned(),
+        digest: columns.parsed("digest")?,
+        suffix: columns.text("suffix")?.to_owned(),
+        created_at: columns.time("created_at")?,
+        last_used_at: columns.maybe_time("last_used_at")?,
+        revoked_at: columns.maybe_time("revoked_at")?,
+    })
+}
+
+pub(super) fn event(row: &SqliteRow) -> Result<Event, StoreError> {
+    let columns = Columns { what: "event", row };
+    Ok(Event {
+        seq: columns.number("seq")?,
+        at: columns.time("at")?,
+        state: columns.state()?,
+        end_reason: columns.reason()?,
+        detail: columns.text("detail")?.to_owned(),
+    })
+}
+
+/// Reads [`sandbox_columns`].
+pub(super) fn sandbox(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
+    let columns = Columns { what: "sandbox", row };
+    let limits = Unchecked {
+        cpus: columns.number("cpus")?,
+        memory_mib: columns.number("memory_mib")?,
+        disk_mib: columns.number("disk_mib")?,
+        processes: columns.number("processes")?,
+    };
+    Ok(SandboxRow {
+        id: columns.parsed("id")?,
+        node: columns.parsed("node")?,
+        team: columns.parsed("team")?,
+        template: columns.text("template")?.to_owned(),
+        rootfs: columns.parsed("rootfs")?,
+        limits: Limits::try_from(limits).map_err(|error| corrupt("sandbox", error))?,
+        access_token: columns.maybe_text("access_token")?.map(str::to_owned),
+        metadata: parse_map("sandbox", columns.text("metadata")?)?,
+        env: parse_map("sandbox", columns.text("env")?)?,
+        allow_internet_access: row
+            .try_get("allow_internet_access")
+            .map_err(|error| corrupt("sandbox", error))?,
+        state: columns.state()?,
+        generation: Generation(columns.number("generation")?),
+        created_at: columns.time("created_at")?,
+        end_at: columns.time("end_at")?,
+        max_end_at: columns.time("max_end_at")?,
+        ended_at: columns.maybe_time("ended_at")?,
+        end_reason: columns.reason()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The texts are a format on disk: they equal what the APIs write.
+    #[test]
+    fn texts_equal_the_serialised_names() {
+        use EndReason as R;
+        use SandboxState as S;
+        for state in [S::Creating, S::Running, S::Ending, S::Ended] {
+            assert_eq!(serde_json::to_value(state).unwrap(), state_text(state));
+            assert_eq!(parse_state("test", state_text(state)).unwrap(), state);
+        }
+        for reason in
+            [R::Killed, R::Timeout, R::CreateFailed, R::OutOfMemory, R::Processes, R::Crashed, R::Lost]
+        {
+            assert_eq!(serde_json::to_value(reason).unwrap(), reason_text(reason));
+            assert_eq!(parse_reason("test", reason_text(reason)).unwrap(), reason);
+        }
+        assert!(parse_state("test", "Running").is_err());
+        assert!(parse_reason("test", "").is_err());
+    }
+}

@@ -1,0 +1,220 @@
+//! One sandbox: its row, its moves and its history.
+
+use sandglass_types::{Digest, SandboxId, SandboxState, TeamId, Timestamp};
+use sqlx::{Row as _, SqliteConnection};
+
+use super::rows::{self, map_text, reason_text, sandbox_columns, state_text};
+use super::{SqliteStore, database, exists_or_database, teams};
+use crate::{Created, Event, IdempotencyKey, MAX_DETAIL, NewSandbox, SandboxRow, StoreError, Transition};
+
+impl SqliteStore {
+    pub(super) async fn insert(&self, new: &NewSandbox) -> Result<Created, StoreError> {
+        let mut change = self.write().await?;
+        teams::require_team(&mut change, new.team).await?;
+        if let Some((key, digest)) = &new.idempotency
+            && let Some(earlier) = earlier_request(&mut change, new.team, key, digest).await?
+        {
+            return Ok(earlier);
+        }
+        insert_row(&mut change, new).await?;
+        for (key, value) in &new.metadata {
+            sqlx::query("INSERT INTO sandbox_metadata (sandbox, key, value) VALUES (?1, ?2, ?3)")
+                .bind(new.id.as_str())
+                .bind(key)
+                .bind(value)
+                .execute(&mut *change)
+                .await
+                .map_err(database)?;
+        }
+        let first = Event {
+            seq: 1,
+            at: new.created_at,
+            state: SandboxState::Creating,
+            end_reason: None,
+            detail: "requested".into(),
+        };
+        insert_event(&mut change, &new.id, &first).await?;
+        if let Some((key, digest)) = &new.idempotency {
+            sqlx::query(
+                "INSERT INTO idempotency_keys (team, key, digest, sandbox, created_at) VALUES (?1, ?2, ?3, ?4, ?5) \
+                 ON CONFLICT (team, key) DO UPDATE SET digest = excluded.digest, sandbox = excluded.sandbox, \
+                 created_at = excluded.created_at",
+            )
+            .bind(new.team.to_string())
+            .bind(key.as_str())
+            .bind(digest.to_string())
+            .bind(new.id.as_str())
+            .bind(new.created_at.as_millis())
+            .execute(&mut *change)
+            .await
+            .map_err(database)?;
+        }
+        change.commit().await.map_err(database)?;
+        Ok(Created::Inserted)
+    }
+
+    pub(super) async fn move_state(&self, id: &SandboxId, change: &Transition) -> Result<bool, StoreError> {
+        let mut transaction = self.write().await?;
+        let seq: Option<i64> = sqlx::query_scalar(
+            "UPDATE sandboxes SET \
+                 state = ?1, \
+                 end_reason = coalesce(?2, end_reason), \
+                 started_at = CASE WHEN ?1 = 'running' THEN coalesce(started_at, ?3) ELSE started_at END, \
+                 ended_at = CASE WHEN ?1 = 'ended' THEN ?3 ELSE ended_at END, \
+                 events = events + 1 \
+             WHERE id = ?4 AND state = ?5 RETURNING events",
+        )
+        .bind(state_text(change.to))
+        .bind(change.end_reason.map(reason_text))
+        .bind(change.at.as_millis())
+        .bind(id.as_str())
+        .bind(state_text(change.from))
+        .fetch_optional(&mut *transaction)
+        .await
+        .map_err(database)?;
+        let Some(seq) = seq else { return Ok(false) };
+        let event = Event {
+            seq: u32::try_from(seq).map_err(|error| rows::corrupt("sandbox", error))?,
+            at: change.at,
+            state: change.to,
+            end_reason: change.end_reason,
+            detail: change.detail.clone(),
+        };
+        insert_event(&mut transaction, id, &event).await?;
+        transaction.commit().await.map_err(database)?;
+        Ok(true)
+    }
+
+    pub(super) async fn move_end(
+        &self,
+        id: &SandboxId,
+        end_at: Timestamp,
+        only_later: bool,
+        now: Timestamp,
+    ) -> Result<Option<Timestamp>, StoreError> {
+        let end: Option<i64> = sqlx::query_scalar(
+            "UPDATE sandboxes SET end_at = CASE \
+                 WHEN ?2 AND min(?1, max_end_at) <= end_at THEN end_at ELSE min(?1, max_end_at) END \
+             WHERE id = ?3 AND state = 'running' AND end_at > ?4 RETURNING end_at",
+        )
+        .bind(end_at.as_millis())
+        .bind(only_later)
+        .bind(id.as_str())
+        .bind(now.as_millis())
+        .fetch_optional(&self.writer)
+        .await
+        .map_err(database)?;
+        Ok(end.map(Timestamp::from_millis))
+    }
+
+    pub(super) async fn select(&self, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError> {
+        let found = sqlx::query(concat!("SELECT ", sandbox_columns!(), " FROM sandboxes WHERE id = ?1"))
+            .bind(id.as_str())
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(database)?;
+        found.as_ref().map(rows::sandbox).transpose()
+    }
+
+    pub(super) async fn select_events(&self, id: &SandboxId) -> Result<Vec<Event>, StoreError> {
+        let found = sqlx::query(
+            "SELECT seq, at, state, end_reason, detail FROM events WHERE sandbox = ?1 ORDER BY seq",
+        )
+        .bind(id.as_str())
+        .fetch_all(&self.readers)
+        .await
+        .map_err(database)?;
+        found.iter().map(rows::event).collect()
+    }
+
+    pub(super) async fn forget_keys(&self, before: Timestamp) -> Result<u64, StoreError> {
+        let done = sqlx::query("DELETE FROM idempotency_keys WHERE created_at < ?1")
+            .bind(before.as_millis())
+            .execute(&self.writer)
+            .await
+            .map_err(database)?;
+        Ok(done.rows_affected())
+    }
+}
+
+/// What an earlier request under the same key means for this one; `None` if the key is free. It is free again once
+/// the earlier attempt is known to have failed: a client that repeats a failed request wants another try.
+async fn earlier_request(
+    connection: &mut SqliteConnection,
+    team: TeamId,
+    key: &IdempotencyKey,
+    digest: &Digest,
+) -> Result<Option<Created>, StoreError> {
+    let found = sqlx::query(
+        "SELECT i.digest, i.sandbox, s.state, s.started_at IS NOT NULL AS started \
+         FROM idempotency_keys i JOIN sandboxes s ON s.id = i.sandbox WHERE i.team = ?1 AND i.key = ?2",
+    )
+    .bind(team.to_string())
+    .bind(key.as_str())
+    .fetch_optional(connection)
+    .await
+    .map_err(database)?;
+    let Some(row) = found else { return Ok(None) };
+    let what = "idempotency key";
+    let text = |name| row.try_get::<&str, _>(name).map_err(|error| rows::corrupt(what, error));
+    let earlier: Digest = rows::parse(what, text("digest")?)?;
+    let sandbox: SandboxId = rows::parse(what, text("sandbox")?)?;
+    let state = rows::parse_state(what, text("state")?)?;
+    let started: bool = row.try_get("started").map_err(|error| rows::corrupt(what, error))?;
+    Ok(match (state, started) {
+        (SandboxState::Creating, _) | (_, true) if earlier != *digest => Some(Created::Mismatch),
+        (SandboxState::Creating, _) => Some(Created::InProgress),
+        (_, true) => Some(Created::Replay(sandbox)),
+        (_, false) => None,
+    })
+}
+
+async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO sandboxes (id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, \
+             access_token, metadata, env, allow_internet_access, state, generation, created_at, end_at, max_end_at, \
+             events) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, 'creating', 1, ?14, ?15, ?16, 1)",
+    )
+    .bind(new.id.as_str())
+    .bind(new.node.to_string())
+    .bind(new.team.to_string())
+    .bind(&new.template)
+    .bind(new.rootfs.to_string())
+    .bind(new.limits.cpus())
+    .bind(new.limits.memory_mib())
+    .bind(new.limits.disk_mib())
+    .bind(new.limits.processes())
+    .bind(&new.access_token)
+    .bind(map_text(&new.metadata))
+    .bind(map_text(&new.env))
+    .bind(new.allow_internet_access)
+    .bind(new.created_at.as_millis())
+    .bind(new.end_at.min(new.max_end_at).as_millis())
+    .bind(new.max_end_at.as_millis())
+    .execute(connection)
+    .await
+    .map_err(|error| exists_or_database(error, "sandbox", new.id.as_str()))?;
+    Ok(())
+}
+
+async fn insert_event(
+    connection: &mut SqliteConnection,
+    id: &SandboxId,
+    event: &Event,
+) -> Result<(), StoreError> {
+    let detail = &event.detail[..event.detail.floor_char_boundary(MAX_DETAIL)];
+    sqlx::query(
+        "INSERT INTO events (sandbox, seq, at, state, end_reason, detail) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+    )
+    .bind(id.as_str())
+    .bind(event.seq)
+    .bind(event.at.as_millis())
+    .bind(state_text(event.state))
+    .bind(event.end_reason.map(reason_text))
+    .bind(detail)
+    .execute(connection)
+    .await
+    .map_err(database)?;
+    Ok(())
+}

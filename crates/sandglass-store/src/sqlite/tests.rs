@@ -1,0 +1,142 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sqlx::Row as _;
+use tempfile::TempDir;
+
+use super::*;
+use crate::conformance::{all_of, at, digest, key_of, sandbox_of, step};
+
+async fn open() -> (SqliteStore, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&folder.path().join("store.db")).await.unwrap();
+    (store, folder)
+}
+
+async fn fresh() -> (Arc<dyn Store>, TempDir) {
+    let (store, folder) = open().await;
+    (Arc::new(store), folder)
+}
+
+crate::store_conformance!(fresh());
+
+/// JSON functions of `SQLite` cut texts here.
+#[tokio::test]
+async fn a_nul_is_a_character_like_others() {
+    let (store, _folder) = open().await;
+    let team = store.create_team("acme", at(0)).await.unwrap().id;
+    let labels = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
+    let new = NewSandbox { metadata: labels("a\0b", "c\0d"), ..sandbox_of(team, 0) };
+    store.insert_sandbox(&new).await.unwrap();
+    let row = store.sandbox(&new.id).await.unwrap().unwrap();
+    assert_eq!(row.metadata, new.metadata);
+    for (key, value, hits) in [("a\0b", "c\0d", 1), ("a", "c\0d", 0), ("a\0b", "c", 0), ("ab", "cd", 0)] {
+        let filter = ListFilter { metadata: labels(key, value), ..all_of(team) };
+        assert_eq!(store.list(&filter).await.unwrap().rows.len(), hits, "{key:?}");
+    }
+}
+
+#[tokio::test]
+async fn rows_that_we_cannot_have_written_are_corrupt() {
+    let (store, _folder) = open().await;
+    let team = store.create_team("acme", at(0)).await.unwrap().id;
+    store.create_key(&key_of(team, 1)).await.unwrap();
+    let damage = [
+        ("node", "'x'"),
+        ("rootfs", "replace(hex(zeroblob(32)), '0', 'G')"),
+        ("cpus", "0"),
+        ("cpus", "-1"),
+        ("memory_mib", "4294967296"),
+        ("metadata", "'[]'"),
+        ("env", "'{\"a\":1}'"),
+        ("end_reason", "'bored'"),
+        ("generation", "4294967297"),
+    ];
+    for (column, value) in damage {
+        let new = sandbox_of(team, 0);
+        store.insert_sandbox(&new).await.unwrap();
+        sqlx::query(sqlx::AssertSqlSafe(format!("UPDATE sandboxes SET {column} = {value} WHERE id = ?1")))
+            .bind(new.id.as_str())
+            .execute(&store.writer)
+            .await
+            .unwrap();
+        let read = store.sandbox(&new.id).await;
+        assert!(
+            matches!(read, Err(StoreError::Corrupt { what: "sandbox", .. })),
+            "{column} = {value}: {read:?}"
+        );
+        sqlx::query("DELETE FROM sandboxes WHERE id = ?1")
+            .bind(new.id.as_str())
+            .execute(&store.writer)
+            .await
+            .unwrap();
+    }
+    sqlx::query("UPDATE api_keys SET id = 'x'").execute(&store.writer).await.unwrap();
+    let read = store.keys(None).await;
+    assert!(matches!(read, Err(StoreError::Corrupt { what: "key", .. })), "{read:?}");
+}
+
+/// A history that can't be written takes the move back with it.
+#[tokio::test]
+async fn a_move_and_its_event_are_one() {
+    let (store, _folder) = open().await;
+    let team = store.create_team("acme", at(0)).await.unwrap().id;
+    let new = sandbox_of(team, 0);
+    store.insert_sandbox(&new).await.unwrap();
+    sqlx::query("INSERT INTO events (sandbox, seq, at, state, detail) VALUES (?1, 2, 0, 'running', '')")
+        .bind(new.id.as_str())
+        .execute(&store.writer)
+        .await
+        .unwrap();
+    let change = step(SandboxState::Creating, SandboxState::Running, 1);
+    assert!(matches!(store.transition(&new.id, &change).await, Err(StoreError::Database(_))));
+    assert_eq!(store.sandbox(&new.id).await.unwrap().unwrap().state, SandboxState::Creating);
+}
+
+#[tokio::test]
+async fn connections_are_set_up_as_promised() {
+    let (store, _folder) = open().await;
+    for (pool, synchronous, query_only) in
+        [(&store.writer, 1, 0), (&store.durable, 2, 0), (&store.readers, 1, 1)]
+    {
+        for (pragma, expected) in [
+            ("foreign_keys", 1),
+            ("busy_timeout", 10_000),
+            ("temp_store", 2),
+            ("trusted_schema", 0),
+            ("synchronous", synchronous),
+            ("query_only", query_only),
+        ] {
+            let sql = sqlx::AssertSqlSafe(format!("PRAGMA {pragma}"));
+            let found: i64 = sqlx::query_scalar(sql).fetch_one(pool).await.unwrap();
+            assert_eq!(found, expected, "{pragma}");
+        }
+        let mode: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(pool).await.unwrap();
+        assert_eq!(mode, "wal");
+    }
+}
+
+/// What is asked with every request never reads a whole table.
+#[tokio::test]
+async fn hot_queries_use_their_indexes() {
+    let (store, _folder) = open().await;
+    let live = ListFilter { states: vec![SandboxState::Running], ..all_of(TeamId::random()) };
+    let sql = list::page_query(&live, 100).sql().as_str().to_owned();
+    let queries = [
+        (super::teams::TEAM_OF_KEY.to_owned(), "sqlite_autoindex_api_keys"),
+        (sql, "sandboxes_live_by_team"),
+    ];
+    for (sql, index) in queries {
+        let plan: Vec<String> = sqlx::query(sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}")))
+            .fetch_all(&store.readers)
+            .await
+            .unwrap()
+            .iter()
+            .map(|row| row.get("detail"))
+            .collect();
+        assert!(plan.iter().any(|line| line.contains(index)), "{sql}: {plan:?}");
+        assert!(!plan.iter().any(|line| line.starts_with("SCAN")), "{sql}: {plan:?}");
+        assert!(!plan.iter().any(|line| line.contains("TEMP B-TREE")), "{sql}: {plan:?}");
+    }
+    assert_eq!(store.authenticate(&digest(1), at(0)).await.unwrap(), None);
+}
