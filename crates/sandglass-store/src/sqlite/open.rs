@@ -101,26 +101,27 @@ async fn bring_up_to_date(connection: &mut SqliteConnection, path: &Path) -> Res
     change.commit().await.map_err(database)
 }
 
-/// Reads what the file is.
+/// Reads what the file is, in one transaction: another process may be making it.
 async fn identify(connection: &mut SqliteConnection, path: &Path) -> Result<Found, StoreError> {
-    let foreign = || StoreError::NotOurs { path: path.display().to_string() };
+    let mut read = connection.begin().await.map_err(|error| not_a_database(error, path))?;
     let id: i32 = sqlx::query_scalar("PRAGMA application_id")
-        .fetch_one(&mut *connection)
+        .fetch_one(&mut *read)
         .await
         .map_err(|error| not_a_database(error, path))?;
     let tables: i64 = sqlx::query_scalar("SELECT count(*) FROM sqlite_schema")
-        .fetch_one(&mut *connection)
+        .fetch_one(&mut *read)
         .await
         .map_err(|error| not_a_database(error, path))?;
     match (id, tables) {
         (0, 0) => return Ok(Found::Empty),
         (APPLICATION_ID, _) => {}
-        _ => return Err(foreign()),
+        _ => return Err(StoreError::NotOurs { path: path.display().to_string() }),
     }
     let version: Option<i64> = sqlx::query_scalar("SELECT max(version) FROM _sqlx_migrations")
-        .fetch_one(&mut *connection)
+        .fetch_one(&mut *read)
         .await
         .map_err(database)?;
+    read.commit().await.map_err(database)?;
     let found = version.unwrap_or(0);
     if found > newest() {
         return Err(StoreError::NewerSchema { found, known: newest() });
