@@ -13,3 +13,4 @@
 
 pub mod control;
 pub mod services;
+pub mod session;

@@ -1,0 +1,242 @@
+//! Flows between well-behaved ends.
+
+use std::io;
+
+use super::*;
+
+#[tokio::test]
+async fn control_messages_go_both_ways() {
+    let (session, agent, _tasks) = pair().await;
+    agent.send_control(&hello()).await.unwrap();
+    assert_eq!(soon(session.recv_control()).await, Ok(hello()));
+    let configure = ToAgent::Configure(Box::new(Configure {
+        generation: 1,
+        sandbox_id: "s".into(),
+        template_id: "t".into(),
+        access_token: None,
+        default_user: "user".into(),
+        default_workdir: None,
+        // Longer than one frame.
+        env: [("KEY".to_owned(), "v".repeat(100_000))].into(),
+        max_processes: 1,
+    }));
+    session.send_control(&configure).await.unwrap();
+    assert_eq!(soon(agent.next_event()).await, Ok(AgentEvent::Control(configure)));
+    soon(session.ping()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_long_is_not_sent() {
+    let (_session, agent, _tasks) = pair().await;
+    let message = FromAgent::Notice { message: "x".repeat(MAX_CONTROL_LEN) };
+    assert!(matches!(agent.send_control(&message).await, Err(SendError::TooLong(_))));
+}
+
+#[tokio::test]
+async fn an_agent_without_a_server_sends_nothing() {
+    let (agent, _link) = AgentSession::new();
+    assert!(matches!(agent.send_control(&hello()).await, Err(SendError::Detached)));
+}
+
+#[tokio::test]
+async fn both_halves_of_a_flow_end_on_their_own() {
+    let (session, agent, _tasks) = pair().await;
+    let (mut near, mut far) = open(&session, &agent).await;
+    near.write_all(b"question").await.unwrap();
+    near.shutdown().await.unwrap();
+    let mut text = String::new();
+    soon(far.read_to_string(&mut text)).await.unwrap();
+    assert_eq!(text, "question");
+    far.write_all(b"answer").await.unwrap();
+    far.shutdown().await.unwrap();
+    drop(far);
+    text.clear();
+    soon(near.read_to_string(&mut text)).await.unwrap();
+    assert_eq!(text, "answer");
+    assert_eq!(
+        near.write(b"more").await.unwrap_err().kind(),
+        io::ErrorKind::BrokenPipe,
+        "nothing can be written after a shutdown"
+    );
+    drop(near);
+    assert_eq!(session.stats().flows, 0);
+    assert_eq!(agent.stats().flows, 0);
+}
+
+#[tokio::test]
+async fn what_was_written_before_a_shutdown_outlives_the_handle() {
+    let (session, agent, _tasks) = pair().await;
+    let (mut near, mut far) = open(&session, &agent).await;
+    far.write_all(&[1; 60_000]).await.unwrap();
+    far.shutdown().await.unwrap();
+    drop(far);
+    let mut bytes = Vec::new();
+    soon(near.read_to_end(&mut bytes)).await.unwrap();
+    assert_eq!(bytes.len(), 60_000);
+    // As with TCP: nobody reads there any more.
+    let error = soon(async {
+        loop {
+            if let Err(error) = near.write(b"x").await {
+                break error;
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    assert_eq!(error.await.kind(), io::ErrorKind::ConnectionReset);
+}
+
+#[tokio::test]
+async fn a_dropped_flow_is_reset_at_the_peer() {
+    let (session, agent, _tasks) = pair().await;
+    let (near, mut far) = open(&session, &agent).await;
+    drop(near);
+    let error = soon(far.read_u8()).await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    assert_eq!(far.write(b"x").await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    drop(far);
+    assert_eq!((session.stats().flows, agent.stats().flows), (0, 0));
+}
+
+#[tokio::test]
+async fn targets_arrive_and_refusals_come_back() {
+    let (session, agent, _tasks) = pair().await;
+    for code in [ResetCode::Refused, ResetCode::Failed, ResetCode::Other(1234)] {
+        let refuse = async {
+            let incoming = agent.accept().await.unwrap();
+            assert_eq!(incoming.target(), port(8080));
+            incoming.refuse(code);
+        };
+        let (opened, ()) = soon(async { tokio::join!(session.open(port(8080)), refuse) }).await;
+        assert_eq!(opened.unwrap_err(), OpenError::Refused(code));
+    }
+    assert_eq!((session.stats().flows, agent.stats().flows), (0, 0));
+}
+
+#[tokio::test]
+async fn an_abandoned_opening_leaves_nothing() {
+    let (session, agent, _tasks) = pair().await;
+    let opening = tokio::time::timeout(Duration::from_millis(1), session.open(Target::GuestApi));
+    assert!(opening.await.is_err());
+    // The agent may see the abandoned one before it sees its end.
+    let accept = async {
+        loop {
+            let mut flow = agent.accept().await.unwrap().accept();
+            if flow.read_u8().await.is_ok() {
+                break flow;
+            }
+        }
+    };
+    let near = async {
+        let mut near = session.open(Target::GuestApi).await.unwrap();
+        near.write_u8(1).await.unwrap();
+        near
+    };
+    let flows = soon(async { tokio::join!(near, accept) }).await;
+    assert_eq!((session.stats().flows, agent.stats().flows), (1, 1));
+    drop(flows);
+}
+
+#[tokio::test]
+async fn flows_are_bounded() {
+    let (session, agent, _tasks) = pair().await;
+    let mut flows = Vec::new();
+    for _ in 0..MAX_FLOWS {
+        flows.push(open(&session, &agent).await);
+    }
+    assert_eq!(soon(session.open(Target::GuestApi)).await.unwrap_err(), OpenError::TooManyFlows);
+    drop(flows.pop());
+    flows.push(open(&session, &agent).await);
+    assert_eq!(session.stats().flows, MAX_FLOWS);
+}
+
+#[tokio::test]
+async fn many_flows_echo_at_once() {
+    let (session, agent, mut tasks) = pair().await;
+    tasks.spawn(async move {
+        echo(agent.clone()).await;
+        agent.closed().await
+    });
+    let mut clients = JoinSet::new();
+    for seed in 0..100_u8 {
+        let session = session.clone();
+        clients.spawn(async move { echo_once(&session, seed, 300_000 + usize::from(seed)).await });
+    }
+    while let Some(client) = soon(clients.join_next()).await {
+        client.unwrap();
+    }
+    assert_eq!(session.stats().flows, 0);
+}
+
+#[tokio::test]
+async fn a_stalled_flow_stops_its_sender_and_nobody_else() {
+    let (session, agent, _tasks) = pair().await;
+    let (mut stalled, mut far) = open(&session, &agent).await;
+    // Nobody reads `far`: exactly one window and one send buffer fit.
+    let mut sent = 0;
+    let chunk = vec![7; 10_000];
+    while let Ok(count) = tokio::time::timeout(Duration::from_millis(200), stalled.write(&chunk)).await {
+        sent += count.unwrap();
+        assert!(sent <= WINDOW as usize, "the window is a bound");
+    }
+    assert_eq!(sent, WINDOW as usize);
+    // Another flow is as quick as ever.
+    let (mut near, mut other) = open(&session, &agent).await;
+    let transfer = async {
+        near.write_all(&vec![1; 2_000_000]).await.unwrap();
+        near.shutdown().await.unwrap();
+    };
+    let mut received = Vec::new();
+    let (read, ()) = soon(async { tokio::join!(other.read_to_end(&mut received), transfer) }).await;
+    assert_eq!(read.unwrap(), 2_000_000);
+    // And the stalled one goes on once it is read.
+    let mut bytes = vec![0; WINDOW as usize];
+    soon(far.read_exact(&mut bytes)).await.unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 7));
+    soon(stalled.write_all(&chunk)).await.unwrap();
+}
+
+#[tokio::test]
+async fn flows_take_turns() {
+    let (session, agent, _tasks) = pair().await;
+    let (mut busy, mut busy_far) = open(&session, &agent).await;
+    let (mut quiet, mut quiet_far) = open(&session, &agent).await;
+    let flood = async {
+        let chunk = vec![0; 64 * 1024];
+        loop {
+            busy.write_all(&chunk).await.unwrap();
+        }
+    };
+    let drain = async { tokio::io::copy(&mut busy_far, &mut tokio::io::sink()).await };
+    let ping_pong = async {
+        for round in 0..200_u8 {
+            quiet.write_u8(round).await.unwrap();
+            assert_eq!(quiet_far.read_u8().await.unwrap(), round);
+        }
+    };
+    soon(async {
+        tokio::select! {
+            () = flood => unreachable!(),
+            _ = drain => unreachable!(),
+            () = ping_pong => {}
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_end_of_the_session_ends_everything() {
+    let (session, agent, mut tasks) = pair().await;
+    let (mut near, mut far) = open(&session, &agent).await;
+    far.write_all(b"last words").await.unwrap();
+    let mut words = [0; 10];
+    soon(near.read_exact(&mut words)).await.unwrap();
+    drop(session);
+    assert_eq!(near.read_u8().await.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+    assert_eq!(near.write(b"x").await.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+    assert_eq!(soon(agent.closed()).await, Closed::Eof);
+    assert_eq!(soon(far.read_u8()).await.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+    assert!(soon(agent.accept()).await.is_err());
+    assert!(soon(agent.next_event()).await.is_err());
+    assert!(matches!(agent.send_control(&hello()).await, Err(SendError::Closed(Closed::Eof))));
+    while soon(tasks.join_next()).await.is_some() {}
+}
