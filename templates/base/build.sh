@@ -5,12 +5,19 @@
 # a package mirror. The same packages give the same bytes: all times come from SOURCE_DATE_EPOCH,
 # which defaults to the date of the newest package index that this machine knows.
 set -eu
+
+# mmdebstrap mounts the machine's /dev, /proc and /sys into the tree. In namespaces of their own these mounts
+# and all processes of the build are gone the moment this script is, however it ends, so that nobody who
+# removes the remains of a build can reach the machine through them.
+if [ -z "${IN_OWN_NAMESPACES:-}" ]; then
+  IN_OWN_NAMESPACES=1 exec unshare --mount --propagation private --pid --mount-proc --fork \
+    --kill-child=KILL /bin/sh "$0" "$@"
+fi
+
 out=$1
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
-child=
 trap 'rm -rf "$work"' EXIT
-trap '[ -z "$child" ] || { kill "$child"; wait "$child"; }; exit 1' INT TERM
 
 . /etc/os-release
 if [ "${ID:-}" != debian ] || [ -z "${VERSION_CODENAME:-}" ]; then
@@ -94,6 +101,4 @@ mmdebstrap --mode=root --variant=apt --format=tar "$@" \
   --customize-hook='chroot "$1" /bin/sh /.recipe/setup.sh' \
   --customize-hook='rm -rf "$1/.recipe" "$1/etc/apt/apt.conf.d/99mmdebstrap"' \
   --customize-hook='sed -i "s#://[^/@ ]*@#://#" "$1"/etc/apt/sources.list.d/*' \
-  "$suite" "$out" "$work/debian.sources" &
-child=$!
-wait "$child"
+  "$suite" "$out" "$work/debian.sources"

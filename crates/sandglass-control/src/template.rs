@@ -283,13 +283,30 @@ fn scratch_prefix(name: &str) -> String {
 fn remove_leftovers(cache_dir: &Path, name: &str) -> Result<(), TemplateError> {
     let step = "removing what a crashed build left";
     let prefix = scratch_prefix(name);
+    let mounts = fs::read_to_string("/proc/self/mountinfo").step(step)?;
     for entry in fs::read_dir(cache_dir.join("build")).step(step)? {
         let entry = entry.step(step)?;
         if entry.file_name().to_string_lossy().starts_with(&prefix) {
+            if has_mount(&mounts, &entry.path()) {
+                return Err(io::Error::other(format!(
+                    "{}: something is mounted in it",
+                    entry.path().display()
+                )))
+                .step(step);
+            }
             fs::remove_dir_all(entry.path()).step(step)?;
         }
     }
     Ok(())
+}
+
+/// Whether anything is mounted at or under `path` (proc_pid_mountinfo(5): the fifth field is the place). A
+/// recursive removal would go on into the machine's own folders.
+fn has_mount(mountinfo: &str, path: &Path) -> bool {
+    mountinfo
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .any(|place| Path::new(place).starts_with(path))
 }
 
 fn sha256_of(path: &Path) -> io::Result<Digest> {

@@ -13,8 +13,8 @@ const TAIL_LINES: usize = 25;
 /// Longest line that is kept, in bytes; the rest is shown as a line of its own.
 const MAX_LINE: u64 = 4096;
 
-/// Runs `build.sh TAR` of the recipe in `recipe_dir`, with `tmp` for its scratch files. The build ends with
-/// the thread that calls this.
+/// Runs `build.sh TAR` of the recipe in `recipe_dir`, with `tmp` for its scratch files. The script dies with
+/// the thread that calls this, and must see to it that all its processes and mounts go with it.
 pub(super) fn run(
     name: &str,
     recipe_dir: &Path,
@@ -27,7 +27,7 @@ pub(super) fn run(
     let stderr = script_end.try_clone().step(step)?;
     let mut command = Command::new("setpriv");
     command
-        .args(["--pdeathsig", "TERM", "/bin/sh"])
+        .args(["--pdeathsig", "KILL", "/bin/sh"])
         .arg(recipe_dir.join("build.sh"))
         .arg(tar)
         .env("TMPDIR", tmp)

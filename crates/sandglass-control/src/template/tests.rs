@@ -71,6 +71,15 @@ fn a_damaged_record_is_an_error_with_its_path() {
 }
 
 #[test]
+fn mounts_in_a_folder_are_seen() {
+    let table =
+        "42 27 0:39 / /c/build/base.x/dev/pts rw - devpts none rw\n44 27 0:22 / /sys ro - sysfs sys rw\n";
+    assert!(has_mount(table, Path::new("/c/build/base.x")));
+    assert!(has_mount(table, Path::new("/sys")));
+    assert!(!has_mount(table, Path::new("/c/build/base")));
+}
+
+#[test]
 fn only_steps_are_reported() {
     assert_eq!(build::step_of("I: extracting archives..."), Some("extracting archives"));
     assert_eq!(build::step_of("I: removing tempdir /tmp/mmdebstrap.x..."), None);
