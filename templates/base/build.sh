@@ -27,40 +27,17 @@ fi
 suite=$VERSION_CODENAME
 
 # --- where this machine gets its packages from ----------------------------------------------------
-# One line per index: release, address, component, and the file with its sources entry.
-apt-get indextargets --format '$(CODENAME) $(REPO_URI) $(COMPONENT) $(SOURCESENTRY)' 'Created-By: Packages' |
-  awk -v suite="$suite" '
-    $3 != "main" { next }
-    $1 != suite && $1 != suite "-updates" && $1 != suite "-security" { next }
-    !seen[$1 " " $2]++ { print }' > "$work/indexes"
+. "$here/apt-sources.sh"
+apt_indexes | awk -v suite="$suite" '
+  $3 != "main" { next }
+  $1 != suite && $1 != suite "-updates" && $1 != suite "-security" { next }
+  !seen[$1 " " $2]++ { print }' > "$work/indexes"
 if ! grep -q "^$suite " "$work/indexes"; then
   echo "E: apt on this machine knows no package index of $suite; run apt-get update" >&2
   exit 1
 fi
-
-# The Signed-By of the sources entry FILE:N, as field lines of a deb822 stanza; nothing if it has none.
-signed_by() {
-  file=${1%:*} entry=${1##*:}
-  case $file in
-    *.sources)
-      # Stanza N, counted as apt does: comments do not count, blank lines divide.
-      awk -v want="$entry" '
-        /^#/ { next }
-        /^[ \t]*$/ { inside = 0; keep = 0; next }
-        !inside { inside = 1; n++ }
-        /^[^ \t]/ { keep = (n == want && tolower($0) ~ /^signed-by:/) }
-        keep { print }' "$file"
-      ;;
-    *)
-      sed -n "${entry}s/.*\\[[^]]*signed-by=\\([^] ]*\\).*/Signed-By: \\1/p" "$file"
-      ;;
-  esac
-}
-
 while read -r release address component entry; do
-  printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: %s\n' "$address" "$release" "$component"
-  signed_by "$entry"
-  echo
+  apt_stanza "$release" "$address" "$component" "$entry"
 done < "$work/indexes" > "$work/debian.sources"
 
 # --- one date for everything ------------------------------------------------------------------------

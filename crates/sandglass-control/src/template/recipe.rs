@@ -40,7 +40,7 @@ pub(super) fn find(name: &str) -> Option<Recipe> {
     match name {
         "base" => Some(Recipe {
             name: "base",
-            files: embedded!("base": "bashrc", "build.sh", "packages", "profile", "setup.sh",
+            files: embedded!("base": "apt-sources.sh", "bashrc", "build.sh", "packages", "profile", "setup.sh",
                 "template.toml", "user.bashrc", "user.profile"),
             meta: toml::from_str(include_str!("../../../../templates/base/template.toml")).ok()?,
         }),
