@@ -1,0 +1,42 @@
+# Everything a person or CI does with this repository. As root, because sandboxes need it.
+.DEFAULT_GOAL := help
+.PHONY: help setup guest build demo serve test lint fmt clean
+
+# The static binary that becomes the first process of every sandbox. The server carries it inside.
+GUEST := $(CURDIR)/target/guest/sandglass-guest
+export SANDGLASS_GUEST := $(GUEST)
+
+# A build elsewhere would not be found by what follows.
+unexport CARGO_TARGET_DIR
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install what is missing on this Debian machine
+	@scripts/setup.sh
+
+guest: ## Build the agent that runs inside sandboxes
+	@scripts/build-guest.sh $(GUEST)
+
+build: guest ## Build the server, with the agent inside
+	cargo build --locked --release -p sandglass
+
+demo: setup build ## Run one disposable computer from start to end, and show that nothing is left
+	@.venv/bin/python scripts/demo.py target/release/sandglass
+
+serve: setup build ## Start the server here, and print what to paste into another terminal
+	@exec target/release/sandglass serve
+
+lint: guest ## Check format and lints
+	cargo fmt --all --check
+	cargo clippy --locked --release --workspace --all-targets -- -D warnings
+
+test: setup lint build ## Run every test: unit, engine, and end to end with the E2B SDK
+	@scripts/test.sh
+
+fmt: ## Format the code
+	cargo fmt --all
+
+clean: ## Remove what was built (not the templates in /var/cache/sandglass)
+	cargo clean
+	rm -rf .venv .pytest_cache
