@@ -15,7 +15,7 @@ pub mod request;
 mod shared;
 pub mod template;
 
-pub use control::{Config, Control};
 pub(crate) use control::not_found;
+pub use control::{Config, Control};
 pub use live::{DialError, GuestStream, Live};
 pub use request::CreateSandbox;

@@ -30,6 +30,12 @@ impl Timestamp {
         Self(self.0.saturating_add(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)))
     }
 
+    /// This time minus `span`, clipped at the start of representable time.
+    #[must_use]
+    pub fn minus(self, span: Duration) -> Self {
+        Self(self.0.saturating_sub(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)))
+    }
+
     /// How long until `self`, seen from `now`; zero if it has passed.
     #[must_use]
     pub fn since(self, now: Self) -> Duration {

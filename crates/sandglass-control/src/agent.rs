@@ -1,0 +1,134 @@
+//! Bringing up the agent of one sandbox: its byte stream, its identity, its airlock's listeners.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rand::RngExt as _;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use sandglass_egress::dns;
+use sandglass_engine::engine::{AirlockSocket, SessionEnds};
+use sandglass_engine::host::Host;
+use sandglass_proto::control::{Configure, FromAgent, REVISION, ToAgent};
+use sandglass_proto::session::{Epoch, Session};
+use sandglass_store::SandboxRow;
+use sandglass_types::{Error, SandboxId};
+use tokio::net::unix::pipe;
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::template::Template;
+
+/// How long a started or adopted agent may take to say hello. It takes milliseconds unless the machine is stuck.
+const HELLO_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long it may take to put a generation in force.
+const CONFIGURE_PATIENCE: Duration = Duration::from_secs(20);
+
+fn failed(what: &'static str) -> impl Fn(&'static str) -> Error {
+    move |detail| Error::internal(what, detail)
+}
+
+/// Opens the session with an agent that runs, and waits for its hello. The session's tasks end with `gone`.
+///
+/// # Errors
+/// The agent said nothing in time, or something else than hello.
+pub(crate) async fn attach(
+    host: &Host,
+    id: &SandboxId,
+    gone: &CancellationToken,
+    tasks: &TaskTracker,
+) -> Result<(Session, u32), Error> {
+    const WHAT: &str = "the sandbox's agent did not answer";
+    let SessionEnds { to_agent, from_agent } = host.attach(id).await?;
+    let io = |error: std::io::Error| Error::internal(WHAT, error);
+    for end in [&to_agent, &from_agent] {
+        fcntl_getfl(end)
+            .and_then(|flags| fcntl_setfl(end, flags | OFlags::NONBLOCK))
+            .map_err(|error| io(error.into()))?;
+    }
+    // Unchecked, because the ends are open for both directions: so the stream survives when nobody reads or writes.
+    let to_agent = pipe::Sender::from_owned_fd_unchecked(to_agent).map_err(io)?;
+    let from_agent = pipe::Receiver::from_owned_fd_unchecked(from_agent).map_err(io)?;
+    let (session, driver) = Session::connect(from_agent, to_agent, Epoch::from_random(rand::rng().random()));
+    tasks.spawn(gone.clone().run_until_cancelled_owned(driver));
+    let hello = timeout(HELLO_PATIENCE, session.recv_control())
+        .await
+        .map_err(|elapsed| Error::internal(WHAT, elapsed))?;
+    match hello {
+        Ok(FromAgent::Hello { revision, agent_version, generation }) if revision <= REVISION => {
+            tracing::debug!(sandbox = %id, agent_version, generation, "the agent said hello");
+            Ok((session, generation))
+        }
+        other => Err(failed(WHAT)("its first message was no hello that this server understands"))
+            .inspect_err(|_| tracing::warn!(sandbox = %id, ?other, "bad hello")),
+    }
+}
+
+/// Puts the row's generation in force: identity, token, environment, limits.
+///
+/// # Errors
+/// The agent refused, or took too long.
+pub(crate) async fn configure(session: &Session, row: &SandboxRow, template: &Template) -> Result<(), Error> {
+    const WHAT: &str = "the sandbox's agent could not be configured";
+    let mut env = template.env.clone();
+    env.extend(row.env.clone());
+    let message = Configure {
+        generation: row.generation.0,
+        sandbox_id: row.id.to_string(),
+        template_id: row.template.clone(),
+        access_token: row.access_token.clone(),
+        default_user: template.default_user.clone(),
+        default_workdir: Some(template.default_workdir.clone()),
+        env,
+        max_processes: row.limits.processes(),
+    };
+    session
+        .send_control(&ToAgent::Configure(Box::new(message)))
+        .await
+        .map_err(|error| Error::internal(WHAT, error))?;
+    let answer = async {
+        loop {
+            match session.recv_control().await {
+                Ok(FromAgent::Configured { generation }) if generation == row.generation.0 => return Ok(()),
+                Ok(FromAgent::Notice { message }) => {
+                    tracing::info!(sandbox = %row.id, message, "notice of the agent");
+                }
+                Ok(FromAgent::ConfigureFailed { reason }) => return Err(Error::internal(WHAT, reason)),
+                Ok(_) => return Err(failed(WHAT)("it answered something else")),
+                Err(closed) => return Err(Error::internal(WHAT, closed)),
+            }
+        }
+    };
+    timeout(CONFIGURE_PATIENCE, answer).await.map_err(|elapsed| Error::internal(WHAT, elapsed))?
+}
+
+/// Opens the sockets of the sandbox's airlock and answers on them until `gone`.
+///
+/// # Errors
+/// The host could not make them.
+pub(crate) async fn guard_airlock(
+    host: &Host,
+    id: &SandboxId,
+    gone: &CancellationToken,
+    tasks: &TaskTracker,
+) -> Result<(), Error> {
+    let io = |error: std::io::Error| Error::internal("the sandbox's network could not be guarded", error);
+    let udp = std::net::UdpSocket::from(host.airlock_socket(id, AirlockSocket::DnsUdp).await?);
+    udp.set_nonblocking(true).map_err(io)?;
+    let udp = UdpSocket::from_std(udp).map_err(io)?;
+    let tcp: OwnedFd = host.airlock_socket(id, AirlockSocket::DnsTcp).await?;
+    let tcp = std::net::TcpListener::from(tcp);
+    tcp.set_nonblocking(true).map_err(io)?;
+    let tcp = TcpListener::from_std(tcp).map_err(io)?;
+    let (id, gone) = (id.clone(), gone.clone());
+    tasks.spawn(async move {
+        tokio::select! {
+            () = gone.cancelled() => {}
+            outcome = dns::serve_udp(udp) => tracing::error!(sandbox = %id, ?outcome, "DNS over UDP ended"),
+            outcome = dns::serve_tcp(tcp) => tracing::error!(sandbox = %id, ?outcome, "DNS over TCP ended"),
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,312 @@
+//! The verbs of the product, as the API calls them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::RngExt as _;
+use sandglass_engine::host::Host;
+use sandglass_engine::{EngineInfo, Stats};
+use sandglass_store::{
+    Created, Event, KeyDigest, ListFilter, ListPage, NewSandbox, SandboxRow, Store, StoreError, Team,
+};
+use sandglass_types::error::Chain;
+use sandglass_types::{Clock, Error, ErrorKind, SandboxId, SandboxState, TeamId, Timestamp};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::oneshot;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::live::Live;
+use crate::owner::{Begin, Handle};
+use crate::reconcile::{self, Repair};
+use crate::request::{CreateSandbox, check_timeout};
+use crate::shared::Shared;
+use crate::template::Template;
+
+/// How often the store and the machine are compared.
+const RECONCILE_EVERY: Duration = Duration::from_secs(30);
+
+/// How long an idempotency key keeps its answer.
+const IDEMPOTENCY_RETENTION: Duration = Duration::from_secs(24 * 3600);
+
+/// What an operator decides.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Templates by name.
+    pub templates: HashMap<String, Template>,
+    /// The longest that a sandbox may live, from its creation.
+    pub max_lifetime: Duration,
+    /// The domain under which clients reach sandboxes, if there is one.
+    pub domain: Option<String>,
+}
+
+/// The product. Clones share everything.
+#[derive(Debug, Clone)]
+pub struct Control(Arc<Shared>);
+
+pub(crate) fn not_found(id: &SandboxId) -> Error {
+    Error::new(ErrorKind::NotFound, format!("sandbox '{id}' not found"))
+}
+
+fn stored(error: StoreError) -> Error {
+    Error::internal("the server's store failed; its log says why", error)
+}
+
+impl Control {
+    /// Starts: takes up what an earlier server left, and keeps store and machine in step from then on.
+    ///
+    /// # Errors
+    /// The host or the store does not answer.
+    pub async fn start(
+        config: Config,
+        store: Arc<dyn Store>,
+        host: Host,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, Error> {
+        let engine = host.describe().await?;
+        let node = store.node().await.map_err(stored)?;
+        let control = Self(Arc::new(Shared::new(store, host, clock, config, engine, node)));
+        control.reconcile().await?;
+        let reconciler = control.clone();
+        control.0.tasks.spawn(async move { reconciler.keep_reconciling().await });
+        Ok(control)
+    }
+
+    /// Stops this server's tasks and waits for them. Sandboxes run on.
+    pub async fn stop(&self) {
+        self.0.stop.cancel();
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+    }
+
+    /// What isolates the sandboxes.
+    #[must_use]
+    pub fn engine(&self) -> &EngineInfo {
+        &self.0.engine
+    }
+
+    /// The domain under which clients reach sandboxes, if there is one.
+    #[must_use]
+    pub fn domain(&self) -> Option<&str> {
+        self.0.config.domain.as_deref()
+    }
+
+    /// The team that a secret belongs to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unauthenticated`].
+    pub async fn authenticate(&self, secret: &str) -> Result<Team, Error> {
+        let digest = KeyDigest::from_bytes(Sha256::digest(secret.as_bytes()).into());
+        let team = self.0.store.authenticate(&digest, self.0.clock.now()).await.map_err(stored)?;
+        team.ok_or_else(|| {
+            let message = "invalid API key: make one with `sandglass key create` and send it as X-API-Key";
+            Error::new(ErrorKind::Unauthenticated, message)
+        })
+    }
+
+    /// Makes a sandbox, and answers when commands can run in it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`], [`ErrorKind::NotFound`] for the template, [`ErrorKind::IdempotencyMismatch`],
+    /// [`ErrorKind::IdempotencyInProgress`], [`ErrorKind::Capacity`], or what went wrong.
+    pub async fn create(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error> {
+        let shared = &self.0;
+        request.check(shared.config.max_lifetime)?;
+        let template = shared.template(&request.template)?;
+        let now = shared.clock.now();
+        let new = NewSandbox {
+            id: SandboxId::random(),
+            node: shared.node,
+            team,
+            template: template.name.clone(),
+            rootfs: template.rootfs,
+            limits: sandglass_types::Limits::default(),
+            access_token: request.secured.then(random_token),
+            metadata: request.metadata,
+            env: request.env,
+            allow_internet_access: request.allow_internet_access,
+            created_at: now,
+            end_at: now.plus(request.timeout),
+            max_end_at: now.plus(shared.config.max_lifetime),
+            idempotency: request.idempotency,
+        };
+        // Before the row is there, so that the reconciler never takes it for one that nobody owns.
+        let claim = shared.claim(&new.id).ok_or_else(|| Error::new(ErrorKind::Conflict, "try again"))?;
+        match shared.store.insert_sandbox(&new).await.map_err(stored)? {
+            Created::Inserted => {}
+            Created::Replay(id) => return self.sandbox(team, &id).await.map_err(|_| outcome_gone()),
+            Created::InProgress => {
+                let message = "the first request with this idempotency key is still running; try again";
+                return Err(Error::new(ErrorKind::IdempotencyInProgress, message));
+            }
+            Created::Mismatch => {
+                let message = "this idempotency key came with another request before; use a new one";
+                return Err(Error::new(ErrorKind::IdempotencyMismatch, message));
+            }
+        }
+        let row = self.row(&new.id).await?;
+        let (made, outcome) = oneshot::channel();
+        claim.own(row, Begin::Create(made));
+        let stopping = || Error::new(ErrorKind::Capacity, "the server is stopping; try again");
+        outcome.await.map_err(|_| stopping())??;
+        self.row(&new.id).await
+    }
+
+    /// A sandbox of this team that runs.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]: unknown, another team's, or at its end.
+    pub async fn sandbox(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
+        let row = self.row(id).await?;
+        if row.team == team && row.state == SandboxState::Running { Ok(row) } else { Err(not_found(id)) }
+    }
+
+    /// A page of sandboxes.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn list(&self, filter: ListFilter) -> Result<ListPage, Error> {
+        self.0.store.list(&filter).await.map_err(stored)
+    }
+
+    /// Ends a sandbox. It can't be reached any more when this returns; its removal goes on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub async fn kill(&self, team: TeamId, id: &SandboxId) -> Result<(), Error> {
+        self.owner(team, id).await?.kill(id).await
+    }
+
+    /// Makes a running sandbox end so long from now: earlier or later than before, zero is now. Returns the end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], [`ErrorKind::Invalid`].
+    pub async fn set_timeout(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        from_now: Duration,
+    ) -> Result<Timestamp, Error> {
+        self.set_end(team, id, from_now, false).await
+    }
+
+    /// Makes sure that a running sandbox lives at least so long from now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], [`ErrorKind::Invalid`].
+    pub async fn extend(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        from_now: Duration,
+    ) -> Result<SandboxRow, Error> {
+        self.set_end(team, id, from_now, true).await?;
+        self.sandbox(team, id).await
+    }
+
+    async fn set_end(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        from_now: Duration,
+        only_later: bool,
+    ) -> Result<Timestamp, Error> {
+        check_timeout(from_now, self.0.config.max_lifetime)?;
+        self.sandbox(team, id).await?;
+        let end_at = self.0.clock.now().plus(from_now);
+        self.owner(team, id).await?.set_end(id, end_at, only_later).await
+    }
+
+    /// The history of a sandbox of this team, also of one that ended.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub async fn events(&self, team: TeamId, id: &SandboxId) -> Result<Vec<Event>, Error> {
+        if self.row(id).await?.team != team {
+            return Err(not_found(id));
+        }
+        self.0.store.events(id).await.map_err(stored)
+    }
+
+    /// What a running sandbox uses.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error> {
+        self.sandbox(team, id).await?;
+        Ok(self.0.host.stats(id).await?)
+    }
+
+    /// A sandbox that can be reached here and now, whoever asks: the guest has its own tokens.
+    #[must_use]
+    pub fn live(&self, id: &SandboxId) -> Option<Arc<Live>> {
+        self.0.live.get(id)
+    }
+
+    async fn row(&self, id: &SandboxId) -> Result<SandboxRow, Error> {
+        self.0.store.sandbox(id).await.map_err(stored)?.ok_or_else(|| not_found(id))
+    }
+
+    async fn owner(&self, team: TeamId, id: &SandboxId) -> Result<Handle, Error> {
+        let row = self.row(id).await?;
+        let ours = row.team == team && row.state != SandboxState::Ended;
+        if ours { self.0.owner(id).ok_or_else(|| not_found(id)) } else { Err(not_found(id)) }
+    }
+
+    async fn keep_reconciling(&self) {
+        let mut ticks = interval(RECONCILE_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.tick().await;
+        while self.0.stop.run_until_cancelled(ticks.tick()).await.is_some() {
+            if let Err(error) = self.reconcile().await {
+                tracing::error!(error = %Chain(&error), "store and machine could not be compared");
+            }
+            let before = self.0.clock.now().minus(IDEMPOTENCY_RETENTION);
+            if let Err(error) = self.0.store.purge_idempotency(before).await {
+                tracing::error!(error = %Chain(&error), "old idempotency keys could not be forgotten");
+            }
+        }
+    }
+
+    async fn reconcile(&self) -> Result<(), Error> {
+        // In this order: see `reconcile::plan`.
+        let on_machine = self.0.host.list().await?;
+        let states = [SandboxState::Creating, SandboxState::Running, SandboxState::Ending];
+        let rows = self.0.store.on_node(self.0.node, &states).await.map_err(stored)?;
+        let owned = self.0.owned();
+        for repair in reconcile::plan(&on_machine, rows, &owned) {
+            tracing::info!(?repair, "reconciling");
+            match repair {
+                Repair::Adopt(row) => self.take_up(*row, Begin::Adopt),
+                Repair::End(row) => self.take_up(*row, Begin::End),
+                Repair::Destroy(id) => self.destroy_orphan(id),
+            }
+        }
+        Ok(())
+    }
+
+    fn take_up(&self, row: SandboxRow, begin: Begin) {
+        if let Some(claim) = self.0.claim(&row.id) {
+            claim.own(row, begin);
+        }
+    }
+
+    /// Off the reconciler's path: one that can't be removed must not keep the others from being repaired.
+    fn destroy_orphan(&self, id: SandboxId) {
+        let host = self.0.host.clone();
+        self.0.tasks.spawn(self.0.stop.clone().run_until_cancelled_owned(async move {
+            if let Err(error) = host.destroy(&id).await {
+                tracing::error!(sandbox = %id, error = %Chain(&error), "an orphan could not be removed");
+            }
+        }));
+    }
+}
+
+fn outcome_gone() -> Error {
+    Error::new(ErrorKind::Conflict, "the sandbox that this idempotency key made has ended; use a new key")
+}
+
+/// 256 random bits.
+fn random_token() -> String {
+    data_encoding::HEXLOWER.encode(&rand::rng().random::<[u8; 32]>())
+}

@@ -1,0 +1,187 @@
+//! A sandbox that runs here and now, as the edge sees it: a place to connect to.
+
+use std::io;
+use std::net::{SocketAddr, SocketAddrV4};
+use std::num::NonZeroU16;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use sandglass_engine::engine::AirlockSocket;
+use sandglass_engine::host::Host;
+use sandglass_engine::network::GUEST_ADDRESS;
+use sandglass_proto::session::{Flow, Loopback, OpenError, ResetCode, Session, Target};
+use sandglass_types::SandboxId;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// How often a port that refuses is tried: a program may have been started a moment ago.
+const DIAL_ATTEMPTS: u32 = 5;
+
+/// The wait between two tries.
+const DIAL_PAUSE: Duration = Duration::from_millis(200);
+
+/// How long one try may take: the guest is a neighbour, so silence means that it is stuck.
+const DIAL_PATIENCE: Duration = Duration::from_secs(3);
+
+/// No stream into the sandbox.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// The sandbox is gone, or going.
+    #[error("the sandbox is gone")]
+    Gone,
+    /// Nothing listens on that port.
+    #[error("the port is not open")]
+    Refused,
+    /// The sandbox does not answer.
+    #[error("the sandbox does not answer")]
+    Unreachable(#[source] io::Error),
+}
+
+/// A running sandbox.
+#[derive(Debug)]
+pub struct Live {
+    id: SandboxId,
+    session: Session,
+    host: Host,
+    gone: CancellationToken,
+}
+
+impl Live {
+    pub(crate) const fn new(id: SandboxId, session: Session, host: Host, gone: CancellationToken) -> Self {
+        Self { id, session, host, gone }
+    }
+
+    /// Its id.
+    #[must_use]
+    pub const fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    /// Fires when the sandbox's end begins: whoever holds a connection drops it then, without ceremony.
+    #[must_use]
+    pub const fn gone(&self) -> &CancellationToken {
+        &self.gone
+    }
+
+    /// A connection to the guest API, for HTTP/1.1.
+    ///
+    /// # Errors
+    /// [`DialError`]; never `Refused`.
+    pub async fn guest_api(&self) -> Result<GuestStream, DialError> {
+        self.flow(Target::GuestApi).await
+    }
+
+    /// A connection to a TCP port of a program inside, also one that listens on the guest's loopback alone.
+    ///
+    /// # Errors
+    /// [`DialError::Refused`] if nothing listened for about a second.
+    pub async fn dial(&self, port: NonZeroU16) -> Result<GuestStream, DialError> {
+        let mut outcome = Err(DialError::Refused);
+        for attempt in 0..DIAL_ATTEMPTS {
+            if attempt > 0 {
+                tokio::select! {
+                    () = sleep(DIAL_PAUSE) => {}
+                    () = self.gone.cancelled() => return Err(DialError::Gone),
+                }
+            }
+            outcome = match self.dial_airlock(port).await {
+                Err(DialError::Refused) => self.dial_loopback(port).await,
+                other => other,
+            };
+            if !matches!(outcome, Err(DialError::Refused)) {
+                break;
+            }
+        }
+        outcome
+    }
+
+    async fn dial_airlock(&self, port: NonZeroU16) -> Result<GuestStream, DialError> {
+        let unreachable = |error: io::Error| DialError::Unreachable(error);
+        let socket = self.host.airlock_socket(&self.id, AirlockSocket::TcpToGuest).await;
+        let socket: OwnedFd = socket.map_err(|error| match error.refusal() {
+            Some(sandglass_engine::host::RefusalKind::NotFound) => DialError::Gone,
+            _ => unreachable(io::Error::other(error)),
+        })?;
+        let socket = std::net::TcpStream::from(socket);
+        socket.set_nonblocking(true).map_err(unreachable)?;
+        let socket = TcpSocket::from_std_stream(socket);
+        let address = SocketAddr::V4(SocketAddrV4::new(GUEST_ADDRESS, port.get()));
+        match timeout(DIAL_PATIENCE, socket.connect(address)).await {
+            Ok(Ok(stream)) => {
+                stream.set_nodelay(true).map_err(unreachable)?;
+                Ok(GuestStream::Tcp(stream))
+            }
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(DialError::Refused),
+            Ok(Err(error)) => Err(unreachable(error)),
+            Err(elapsed) => Err(unreachable(elapsed.into())),
+        }
+    }
+
+    async fn dial_loopback(&self, port: NonZeroU16) -> Result<GuestStream, DialError> {
+        let v4 = self.flow(Target::Tcp(Loopback::v4(port))).await;
+        match v4 {
+            Err(DialError::Refused) => self.flow(Target::Tcp(Loopback::v6(port))).await,
+            other => other,
+        }
+    }
+
+    async fn flow(&self, target: Target) -> Result<GuestStream, DialError> {
+        let opened = timeout(DIAL_PATIENCE, self.session.open(target)).await;
+        let unreachable = |error: OpenError| DialError::Unreachable(io::Error::other(error));
+        match opened.map_err(|elapsed| DialError::Unreachable(elapsed.into()))? {
+            Ok(flow) => Ok(GuestStream::Flow(flow)),
+            Err(OpenError::Refused(ResetCode::Refused)) => Err(DialError::Refused),
+            Err(_) if self.gone.is_cancelled() => Err(DialError::Gone),
+            Err(error) => Err(unreachable(error)),
+        }
+    }
+}
+
+/// A byte stream to something inside a sandbox.
+#[derive(Debug)]
+pub enum GuestStream {
+    /// Through the agent.
+    Flow(Flow),
+    /// Through the airlock.
+    Tcp(TcpStream),
+}
+
+impl AsyncRead for GuestStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Flow(flow) => Pin::new(flow).poll_read(context, buffer),
+            Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for GuestStream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Flow(flow) => Pin::new(flow).poll_write(context, bytes),
+            Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Flow(flow) => Pin::new(flow).poll_flush(context),
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Flow(flow) => Pin::new(flow).poll_shutdown(context),
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}

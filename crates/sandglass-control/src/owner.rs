@@ -1,0 +1,343 @@
+//! The task that owns one sandbox: it alone moves it through its states.
+//!
+//! Everything that happens to a sandbox meets here: what clients want, the wall clock, the end of its processes.
+//! Each step is stored before it is acted on, so the task may die at any moment: the reconciler starts another
+//! one that takes up what the store says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sandglass_engine::SandboxSpec;
+use sandglass_engine::host::HostError;
+use sandglass_store::{SandboxRow, Transition};
+use sandglass_types::error::Chain;
+use sandglass_types::{Error, ErrorKind, SandboxId, SandboxState, Timestamp};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::agent;
+use crate::lifecycle::{self, Event, Next};
+use crate::live::Live;
+use crate::shared::Shared;
+
+/// The longest sleep before the wall clock is read again: clocks jump, and machines sleep.
+const CLOCK_CHECK: Duration = Duration::from_secs(5);
+
+/// The first wait before a failed removal is tried again, and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
+
+/// What others want of the sandbox.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// End it. Answered when its end is stored.
+    Kill(oneshot::Sender<Result<(), Error>>),
+    /// Move its end. Answered with the end in force.
+    SetEnd {
+        /// The wanted end.
+        end_at: Timestamp,
+        /// Never move it forward in time.
+        only_later: bool,
+        /// Who asks.
+        reply: oneshot::Sender<Result<Timestamp, Error>>,
+    },
+}
+
+/// Where the task begins.
+#[derive(Debug)]
+pub(crate) enum Begin {
+    /// Make it. The answer is sent when it runs, or can't.
+    Create(oneshot::Sender<Result<(), Error>>),
+    /// It runs already: a server before this one made it.
+    Adopt,
+    /// Its end is due.
+    End,
+}
+
+pub(crate) struct Owner<'a> {
+    shared: Arc<Shared>,
+    row: SandboxRow,
+    requests: &'a mut mpsc::Receiver<Request>,
+    /// Fires when its end begins, or when this server stops.
+    gone: CancellationToken,
+}
+
+impl<'a> Owner<'a> {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        row: SandboxRow,
+        requests: &'a mut mpsc::Receiver<Request>,
+    ) -> Self {
+        let gone = shared.stop.child_token();
+        Self { shared, row, requests, gone }
+    }
+
+    /// Owns the sandbox until nothing of it is left, or this server stops.
+    pub(crate) async fn run(mut self, begin: Begin) {
+        let stop = self.shared.stop.clone();
+        // A stopping server leaves the sandbox as it is; the next one takes it up.
+        let _stopped = stop.run_until_cancelled(self.live_and_end(begin)).await;
+        self.make_unreachable();
+    }
+
+    /// In this order: a client whose connection breaks must find the sandbox gone when it asks again.
+    fn make_unreachable(&self) {
+        self.shared.live.remove(&self.row.id);
+        self.gone.cancel();
+    }
+
+    async fn live_and_end(&mut self, begin: Begin) {
+        match begin {
+            Begin::Create(reply) => self.live(create(&self.shared, &self.row, &self.gone), Some(reply)).await,
+            Begin::Adopt => self.live(adopt(&self.shared, &self.row, &self.gone), None).await,
+            Begin::End => {}
+        }
+        // Also the way of a half-made one that a crashed server left behind.
+        if matches!(self.row.state, SandboxState::Creating | SandboxState::Running) {
+            self.settle(Event::Missing, "it was not whole when the server started").await;
+        }
+        self.end().await;
+    }
+
+    /// Brings it up, and keeps it until its end is stored.
+    async fn live(
+        &mut self,
+        bring_up: impl Future<Output = Result<Arc<Live>, Error>> + Send + 'static,
+        mut creator: Option<oneshot::Sender<Result<(), Error>>>,
+    ) {
+        let mut coming_up = Some(Box::pin(bring_up));
+        let mut exited = None;
+        loop {
+            let due = self.row.end_at.since(self.shared.clock.now());
+            let (event, why) = tokio::select! {
+                outcome = output_of(&mut coming_up) => {
+                    coming_up = None;
+                    let outcome = self.arrived(outcome).await;
+                    let failure = outcome.as_ref().err().map(|error| Chain(error).to_string());
+                    if let Some(creator) = creator.take() {
+                        let _gone = creator.send(outcome);
+                    }
+                    match failure {
+                        None => {
+                            let (host, id) = (self.shared.host.clone(), self.row.id.clone());
+                            exited = Some(Box::pin(async move { host.wait(&id).await }));
+                            continue;
+                        }
+                        Some(why) => (Event::Failed, why),
+                    }
+                }
+                exit = output_of(&mut exited) => {
+                    exited = None;
+                    match exit {
+                        Ok(exit) => (Event::Exited(exit), format!("its processes are gone: {exit:?}")),
+                        // Without the host this server is about to end.
+                        Err(HostError::Gone) => continue,
+                        Err(error) => (Event::Missing, Chain(&error).to_string()),
+                    }
+                }
+                request = self.requests.recv() => match request {
+                    Some(Request::SetEnd { end_at, only_later, reply }) => {
+                        let _gone = reply.send(self.set_end(end_at, only_later).await);
+                        continue;
+                    }
+                    Some(Request::Kill(reply)) => {
+                        let killed = self.settle(Event::Kill, "a client asked for it").await;
+                        let failed = || Error::new(ErrorKind::Internal, "the kill could not be stored; try again");
+                        let _gone = reply.send(killed.then_some(()).ok_or_else(failed));
+                        if killed { break } else { continue }
+                    }
+                    // Every handle is gone, so this server stops.
+                    None => std::future::pending().await,
+                },
+                () = sleep(due.min(CLOCK_CHECK)) => {
+                    if self.row.end_at > self.shared.clock.now() { continue }
+                    (Event::TimeUp, "its time is up".into())
+                }
+            };
+            while !self.settle(event, &why).await {}
+            break;
+        }
+        self.make_unreachable();
+        if let Some(creator) = creator {
+            let ended = Error::new(ErrorKind::Conflict, "the sandbox was ended while it was being created");
+            let _gone = creator.send(Err(ended));
+        }
+        // A verb that is under way in the host must not come after the one that removes.
+        if let Some(coming_up) = coming_up {
+            let _abandoned = coming_up.await;
+        }
+    }
+
+    async fn arrived(&mut self, outcome: Result<Arc<Live>, Error>) -> Result<(), Error> {
+        let live = outcome?;
+        if !self.settle(Event::Ready, "the agent is ready").await {
+            return Err(Error::new(ErrorKind::Internal, "the sandbox could not be stored as running"));
+        }
+        self.shared.live.insert(live);
+        Ok(())
+    }
+
+    /// Stores what the event leads to. `true` once it is stored, or if there is nothing to store.
+    async fn settle(&mut self, event: Event, why: &str) -> bool {
+        let Next::Move(to, end_reason) = lifecycle::next(self.row.state, event) else { return true };
+        let change = Transition {
+            from: self.row.state,
+            to,
+            end_reason,
+            at: self.shared.clock.now(),
+            detail: why.to_owned(),
+        };
+        match self.shared.store.transition(&self.row.id, &change).await {
+            Ok(true) => {
+                tracing::info!(sandbox = %self.row.id, from = ?self.row.state, ?to, ?end_reason, why, "moved");
+                self.row.state = to;
+                self.row.end_reason = end_reason.or(self.row.end_reason);
+                true
+            }
+            Ok(false) => {
+                // Nobody else may move it; take the store's word and do not fight over it.
+                tracing::error!(sandbox = %self.row.id, ?change, "the store has another state");
+                if let Ok(Some(row)) = self.shared.store.sandbox(&self.row.id).await {
+                    self.row = row;
+                }
+                true
+            }
+            Err(error) => {
+                tracing::error!(sandbox = %self.row.id, error = %Chain(&error), "a step could not be stored");
+                sleep(RETRY.0).await;
+                false
+            }
+        }
+    }
+
+    async fn set_end(&mut self, end_at: Timestamp, only_later: bool) -> Result<Timestamp, Error> {
+        let now = self.shared.clock.now();
+        let stored = self.shared.store.set_end(&self.row.id, end_at, only_later, now).await;
+        let stored = stored.map_err(|error| Error::internal("the timeout could not be stored", error))?;
+        let end = stored.ok_or_else(|| crate::not_found(&self.row.id))?;
+        self.row.end_at = end;
+        Ok(end)
+    }
+
+    /// Removes all that it owns, however often that takes.
+    async fn end(&mut self) {
+        self.make_unreachable();
+        let mut pause = RETRY.0;
+        while self.row.state != SandboxState::Ended {
+            let removed = self.remove().await;
+            if removed && self.settle(Event::Removed, "nothing of it is left").await {
+                continue;
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(RETRY.1);
+        }
+    }
+
+    /// One try. Requests are answered meanwhile.
+    async fn remove(&mut self) -> bool {
+        let mut destroying = Box::pin({
+            let (host, id) = (self.shared.host.clone(), self.row.id.clone());
+            async move { host.destroy(&id).await }
+        });
+        loop {
+            tokio::select! {
+                outcome = &mut destroying => {
+                    if let Err(error) = &outcome {
+                        tracing::error!(sandbox = %self.row.id, error = %Chain(error), "could not be removed yet");
+                    }
+                    return outcome.is_ok();
+                }
+                Some(request) = self.requests.recv() => match request {
+                    Request::Kill(reply) => drop(reply.send(Ok(()))),
+                    Request::SetEnd { reply, .. } => drop(reply.send(Err(crate::not_found(&self.row.id)))),
+                },
+            }
+        }
+    }
+}
+
+/// The output of a future that may not be there; without one it never comes.
+async fn output_of<F: Future + Unpin>(future: &mut Option<F>) -> F::Output {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Makes it and brings its agent up. Stops between two steps once its end has begun.
+fn create(
+    shared: &Arc<Shared>,
+    row: &SandboxRow,
+    gone: &CancellationToken,
+) -> impl Future<Output = Result<Arc<Live>, Error>> + Send + 'static {
+    let (shared, row, gone) = (Arc::clone(shared), row.clone(), gone.clone());
+    async move {
+        let host = &shared.host;
+        host.create(SandboxSpec { id: row.id.clone(), rootfs: row.rootfs, limits: row.limits }).await?;
+        agent::guard_airlock(host, &row.id, &gone, &shared.tasks).await?;
+        if !gone.is_cancelled() {
+            host.start(&row.id).await?;
+        }
+        bring_up(&shared, &row, &gone).await
+    }
+}
+
+/// Takes it up as an earlier server left it.
+fn adopt(
+    shared: &Arc<Shared>,
+    row: &SandboxRow,
+    gone: &CancellationToken,
+) -> impl Future<Output = Result<Arc<Live>, Error>> + Send + 'static {
+    let (shared, row, gone) = (Arc::clone(shared), row.clone(), gone.clone());
+    async move {
+        agent::guard_airlock(&shared.host, &row.id, &gone, &shared.tasks).await?;
+        bring_up(&shared, &row, &gone).await
+    }
+}
+
+async fn bring_up(shared: &Shared, row: &SandboxRow, gone: &CancellationToken) -> Result<Arc<Live>, Error> {
+    let ready = async {
+        let (session, generation) = agent::attach(&shared.host, &row.id, gone, &shared.tasks).await?;
+        if generation != row.generation.0 {
+            agent::configure(&session, row, shared.template(&row.template)?).await?;
+        }
+        Ok(Arc::new(Live::new(row.id.clone(), session, shared.host.clone(), gone.clone())))
+    };
+    let ended = || Err(Error::new(ErrorKind::Conflict, "the sandbox was ended"));
+    gone.run_until_cancelled(ready).await.unwrap_or_else(ended)
+}
+
+/// The way to an owner task.
+#[derive(Debug, Clone)]
+pub(crate) struct Handle(mpsc::Sender<Request>);
+
+impl Handle {
+    /// A handle, and the other end for the task. At most 16 requests wait; one more waits for a place.
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Request>) {
+        let (sender, receiver) = mpsc::channel(16);
+        (Self(sender), receiver)
+    }
+
+    async fn ask<T>(
+        &self,
+        id: &SandboxId,
+        request: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Request,
+    ) -> Result<T, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.0.send(request(reply)).await.map_err(|_| crate::not_found(id))?;
+        answer.await.map_err(|_| crate::not_found(id))?
+    }
+
+    pub(crate) async fn kill(&self, id: &SandboxId) -> Result<(), Error> {
+        self.ask(id, Request::Kill).await
+    }
+
+    pub(crate) async fn set_end(
+        &self,
+        id: &SandboxId,
+        end_at: Timestamp,
+        only_later: bool,
+    ) -> Result<Timestamp, Error> {
+        self.ask(id, |reply| Request::SetEnd { end_at, only_later, reply }).await
+    }
+}

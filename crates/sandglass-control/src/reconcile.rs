@@ -1,0 +1,129 @@
+//! Desired state is in the store, the truth is on the machine: what to do where they differ. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sandglass_engine::engine::Presence;
+use sandglass_store::SandboxRow;
+use sandglass_types::{SandboxId, SandboxState};
+
+/// What brings one sandbox to what the store wants.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Repair {
+    /// Take up a running sandbox again: its agent's stream, its listeners, its timer.
+    Adopt(Box<SandboxRow>),
+    /// Its end is due: it was half made, it is missing, or its end had begun.
+    End(Box<SandboxRow>),
+    /// The machine has it, the store has not (any more): remove it.
+    Destroy(SandboxId),
+}
+
+/// Compares.
+///
+/// The order of reading matters: `on_machine` first, then `rows`, then `owned`. A sandbox is claimed by a task, then
+/// stored, then made. So one that is on the machine and not in the later rows is wanted by nobody, and one in the rows
+/// that nobody claims later was left by an earlier server. (Or its task has just finished; then the store says `Ended`
+/// by now, and the repair finds nothing to do.) Of the `owned` nothing is said: their task takes care of them.
+#[must_use]
+pub fn plan(
+    on_machine: &[(SandboxId, Presence)],
+    rows: Vec<SandboxRow>,
+    owned: &BTreeSet<SandboxId>,
+) -> Vec<Repair> {
+    let present: BTreeMap<_, _> = on_machine.iter().map(|(id, presence)| (id, *presence)).collect();
+    let wanted: BTreeSet<_> = rows.iter().map(|row| row.id.clone()).collect();
+    let orphans = on_machine
+        .iter()
+        .map(|(id, _)| id)
+        .filter(|id| !wanted.contains(*id) && !owned.contains(*id))
+        .map(|id| Repair::Destroy(id.clone()));
+    let repairs: Vec<_> = orphans.collect();
+    let of_rows = rows.into_iter().filter(|row| !owned.contains(&row.id)).filter_map(|row| {
+        let presence = present.get(&row.id).copied();
+        match (row.state, presence) {
+            (SandboxState::Ended, None) => None,
+            (SandboxState::Ended, Some(_)) => Some(Repair::Destroy(row.id)),
+            (SandboxState::Running, Some(Presence::Running | Presence::Paused)) => {
+                Some(Repair::Adopt(Box::new(row)))
+            }
+            (SandboxState::Running | SandboxState::Creating | SandboxState::Ending, _) => {
+                Some(Repair::End(Box::new(row)))
+            }
+        }
+    });
+    repairs.into_iter().chain(of_rows).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use sandglass_types::{Digest, Generation, Limits, NodeId, TeamId, Timestamp};
+
+    use super::*;
+
+    fn row(id: &SandboxId, state: SandboxState) -> SandboxRow {
+        SandboxRow {
+            id: id.clone(),
+            node: NodeId::random(),
+            team: TeamId::random(),
+            template: "base".into(),
+            rootfs: Digest::from_bytes([0; 32]),
+            limits: Limits::default(),
+            access_token: None,
+            metadata: BTreeMap::new(),
+            env: BTreeMap::new(),
+            allow_internet_access: None,
+            state,
+            generation: Generation::FIRST,
+            created_at: Timestamp::from_millis(0),
+            end_at: Timestamp::from_millis(0),
+            max_end_at: Timestamp::from_millis(0),
+            ended_at: None,
+            end_reason: None,
+        }
+    }
+
+    #[test]
+    fn every_pair_of_stored_and_found() {
+        use Presence::{Created, Paused, Remains, Running};
+        let id = SandboxId::random();
+        let adopt = |state| Some(Repair::Adopt(Box::new(row_of(&id, state))));
+        let end = |state| Some(Repair::End(Box::new(row_of(&id, state))));
+        fn row_of(id: &SandboxId, state: SandboxState) -> SandboxRow {
+            SandboxRow {
+                node: "01890000-0000-7000-8000-000000000000".parse().unwrap(),
+                ..fixed(row(id, state))
+            }
+        }
+        fn fixed(row: SandboxRow) -> SandboxRow {
+            SandboxRow { team: "01890000-0000-7000-8000-000000000000".parse().unwrap(), ..row }
+        }
+        let destroy = || Some(Repair::Destroy(id.clone()));
+        let found = [None, Some(Created), Some(Running), Some(Paused), Some(Remains)];
+        for presence in found {
+            let on_machine: Vec<_> = presence.map(|presence| (id.clone(), presence)).into_iter().collect();
+            let planned = |state: Option<SandboxState>| {
+                let rows = state.map(|state| row_of(&id, state)).into_iter().collect();
+                let mut repairs = plan(&on_machine, rows, &BTreeSet::new());
+                assert!(repairs.len() <= 1);
+                repairs.pop()
+            };
+            let alive = matches!(presence, Some(Running | Paused));
+            assert_eq!(planned(None), presence.and_then(|_| destroy()), "{presence:?}");
+            assert_eq!(planned(Some(SandboxState::Ended)), presence.and_then(|_| destroy()));
+            assert_eq!(planned(Some(SandboxState::Creating)), end(SandboxState::Creating));
+            assert_eq!(planned(Some(SandboxState::Ending)), end(SandboxState::Ending));
+            let running = SandboxState::Running;
+            assert_eq!(planned(Some(running)), if alive { adopt(running) } else { end(running) });
+        }
+    }
+
+    #[test]
+    fn what_a_task_owns_is_left_to_it() {
+        let id = SandboxId::random();
+        let rows = vec![row(&id, SandboxState::Creating)];
+        let on_machine = [(id.clone(), Presence::Created)];
+        assert_eq!(plan(&on_machine, rows, &BTreeSet::from([id.clone()])), []);
+        assert_eq!(plan(&on_machine, vec![], &BTreeSet::from([id])), []);
+    }
+}

@@ -1,0 +1,117 @@
+//! What a client may ask of a new sandbox.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sandglass_store::IdempotencyKey;
+use sandglass_types::{Digest, Error, ErrorKind};
+
+/// The most environment variables, and the most labels, that a create request may carry.
+const MAX_PAIRS: usize = 256;
+
+/// The most bytes that all names and values of one such map may have together: it travels in one control message.
+const MAX_PAIR_BYTES: usize = 64 * 1024;
+
+/// A create request, parsed but not yet checked against what this server allows.
+#[derive(Clone)]
+pub struct CreateSandbox {
+    /// The template's name.
+    pub template: String,
+    /// How long it lives, from now.
+    pub timeout: Duration,
+    /// Whether the guest API wants a token.
+    pub secured: bool,
+    /// Labels, to find it by.
+    pub metadata: BTreeMap<String, String>,
+    /// Environment of every process in it.
+    pub env: BTreeMap<String, String>,
+    /// As the client asked; `None` if it did not say. Nothing leaves a sandbox either way so far.
+    pub allow_internet_access: Option<bool>,
+    /// The client's key for this request, and a digest of the request.
+    pub idempotency: Option<(IdempotencyKey, Digest)>,
+}
+
+/// Checks that a timeout is in range.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] with the range.
+pub fn check_timeout(timeout: Duration, max: Duration) -> Result<(), Error> {
+    if timeout > max {
+        let hours = max.as_secs() / 3600;
+        return Err(Error::new(ErrorKind::Invalid, format!("Timeout cannot be greater than {hours} hours")));
+    }
+    Ok(())
+}
+
+impl CreateSandbox {
+    /// Checks all that can be checked without looking anything up.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`], naming the field.
+    pub fn check(&self, max_timeout: Duration) -> Result<(), Error> {
+        if self.timeout.is_zero() {
+            return Err(Error::new(ErrorKind::Invalid, "timeout must be greater than 0 seconds"));
+        }
+        check_timeout(self.timeout, max_timeout)?;
+        check_pairs("metadata", &self.metadata)?;
+        check_pairs("envVars", &self.env)?;
+        let unusable = |name: &String| name.is_empty() || name.contains(['=', '\0']);
+        if let Some(name) = self.env.keys().find(|name| unusable(name)) {
+            let message = format!("envVars has a name that no process can have: {name:?}");
+            return Err(Error::new(ErrorKind::Invalid, message));
+        }
+        if let Some((name, _)) = self.env.iter().find(|(_, value)| value.contains('\0')) {
+            return Err(Error::new(ErrorKind::Invalid, format!("envVars.{name} contains a NUL character")));
+        }
+        Ok(())
+    }
+}
+
+fn check_pairs(field: &str, pairs: &BTreeMap<String, String>) -> Result<(), Error> {
+    if pairs.len() > MAX_PAIRS {
+        return Err(Error::new(ErrorKind::Invalid, format!("{field} may have at most {MAX_PAIRS} entries")));
+    }
+    let bytes: usize = pairs.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if bytes > MAX_PAIR_BYTES {
+        let message = format!("{field} may have at most {MAX_PAIR_BYTES} bytes, not {bytes}");
+        return Err(Error::new(ErrorKind::Invalid, message));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    fn request() -> CreateSandbox {
+        CreateSandbox {
+            template: "base".into(),
+            timeout: Duration::from_secs(60),
+            secured: true,
+            metadata: BTreeMap::new(),
+            env: BTreeMap::new(),
+            allow_internet_access: None,
+            idempotency: None,
+        }
+    }
+
+    #[test]
+    fn each_field_has_its_bounds() {
+        assert!(request().check(DAY).is_ok());
+        let refused = |change: fn(&mut CreateSandbox)| {
+            let mut request = request();
+            change(&mut request);
+            request.check(DAY).unwrap_err().to_string()
+        };
+        assert_eq!(refused(|r| r.timeout = Duration::ZERO), "timeout must be greater than 0 seconds");
+        assert_eq!(refused(|r| r.timeout = DAY * 2), "Timeout cannot be greater than 24 hours");
+        assert!(refused(|r| drop(r.env.insert("A=B".into(), String::new()))).contains("\"A=B\""));
+        assert!(refused(|r| drop(r.env.insert("A".into(), "\0".into()))).contains("envVars.A"));
+        assert!(refused(|r| drop(r.metadata.insert("k".into(), "v".repeat(70_000)))).contains("metadata"));
+        assert!(
+            refused(|r| r.env = (0..300).map(|n| (n.to_string(), String::new())).collect()).contains("256")
+        );
+    }
+}

@@ -1,0 +1,120 @@
+//! What all tasks of the control share.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use sandglass_engine::EngineInfo;
+use sandglass_engine::host::Host;
+use sandglass_store::{SandboxRow, Store};
+use sandglass_types::{Clock, Error, ErrorKind, NodeId, SandboxId};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::Config;
+use crate::live::Live;
+use crate::owner::{Begin, Handle, Owner, Request};
+use crate::template::Template;
+
+/// The sandboxes that can be reached now.
+#[derive(Debug, Default)]
+pub(crate) struct LiveMap(RwLock<HashMap<SandboxId, Arc<Live>>>);
+
+impl LiveMap {
+    pub(crate) fn insert(&self, live: Arc<Live>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(live.id().clone(), live);
+    }
+
+    pub(crate) fn remove(&self, id: &SandboxId) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+    }
+
+    pub(crate) fn get(&self, id: &SandboxId) -> Option<Arc<Live>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    }
+}
+
+pub(crate) struct Shared {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) host: Host,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) config: Config,
+    pub(crate) engine: EngineInfo,
+    pub(crate) node: NodeId,
+    pub(crate) live: LiveMap,
+    pub(crate) tasks: TaskTracker,
+    /// Fires when this server stops. Sandboxes run on.
+    pub(crate) stop: CancellationToken,
+    owners: Mutex<HashMap<SandboxId, Handle>>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("engine", &self.engine).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        host: Host,
+        clock: Arc<dyn Clock>,
+        config: Config,
+        engine: EngineInfo,
+        node: NodeId,
+    ) -> Self {
+        let (live, owners) = (LiveMap::default(), Mutex::default());
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        Self { store, host, clock, config, engine, node, live, tasks, stop, owners }
+    }
+
+    pub(crate) fn template(&self, name: &str) -> Result<&Template, Error> {
+        let unknown = || Error::new(ErrorKind::NotFound, format!("template '{name}' not found"));
+        self.config.templates.get(name).ok_or_else(unknown)
+    }
+
+    /// Claims a sandbox for a task of this process, or `None` if one has it already.
+    pub(crate) fn claim(self: &Arc<Self>, id: &SandboxId) -> Option<Claim> {
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        if owners.contains_key(id) {
+            return None;
+        }
+        let (handle, requests) = Handle::new();
+        owners.insert(id.clone(), handle);
+        Some(Claim { shared: Arc::clone(self), id: id.clone(), requests })
+    }
+
+    /// The way to a sandbox's owner, if it has one here.
+    pub(crate) fn owner(&self, id: &SandboxId) -> Option<Handle> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    }
+
+    /// The sandboxes that have an owner here.
+    pub(crate) fn owned(&self) -> BTreeSet<SandboxId> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
+}
+
+/// The right to be the one owner of a sandbox; given back when dropped.
+pub(crate) struct Claim {
+    shared: Arc<Shared>,
+    id: SandboxId,
+    requests: mpsc::Receiver<Request>,
+}
+
+impl Claim {
+    /// Starts the task that owns the sandbox from now on.
+    pub(crate) fn own(mut self, row: SandboxRow, begin: Begin) {
+        let shared = Arc::clone(&self.shared);
+        self.shared.clone().tasks.spawn(async move {
+            Owner::new(shared, row, &mut self.requests).run(begin).await;
+        });
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.shared.owners.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
+}
