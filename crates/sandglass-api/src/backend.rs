@@ -1,0 +1,119 @@
+//! What the faces need of the product, as traits: [`Control`] is the one implementation outside tests.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sandglass_control::{Control, CreateSandbox, DialError, Live};
+use sandglass_engine::EngineInfo;
+use sandglass_engine::engine::Stats;
+use sandglass_store::{Event, ListFilter, ListPage, SandboxRow, Team};
+use sandglass_types::{Error, SandboxId, TeamId, Timestamp};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
+
+/// The verbs of [`Control`] that the faces call.
+#[async_trait]
+pub(crate) trait Backend: Send + Sync + 'static {
+    fn engine(&self) -> &EngineInfo;
+    fn domain(&self) -> Option<&str>;
+    async fn authenticate(&self, secret: &str) -> Result<Team, Error>;
+    async fn create(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error>;
+    async fn sandbox(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error>;
+    async fn list(&self, filter: ListFilter) -> Result<ListPage, Error>;
+    async fn kill(&self, team: TeamId, id: &SandboxId) -> Result<(), Error>;
+    async fn set_timeout(&self, team: TeamId, id: &SandboxId, from_now: Duration)
+    -> Result<Timestamp, Error>;
+    async fn extend(&self, team: TeamId, id: &SandboxId, from_now: Duration) -> Result<SandboxRow, Error>;
+    async fn events(&self, team: TeamId, id: &SandboxId) -> Result<Vec<Event>, Error>;
+    async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error>;
+    fn live(&self, id: &SandboxId) -> Option<Arc<dyn Upstream>>;
+}
+
+/// One connection into a sandbox.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// The way into one running sandbox.
+#[async_trait]
+pub(crate) trait Upstream: Send + Sync {
+    /// Fires when the sandbox stops being reachable.
+    fn gone(&self) -> &CancellationToken;
+    /// Connects to the guest API.
+    async fn guest_api(&self) -> Result<Box<dyn Stream>, DialError>;
+    /// Connects to a port of the user's.
+    async fn dial(&self, port: NonZeroU16) -> Result<Box<dyn Stream>, DialError>;
+}
+
+#[async_trait]
+impl Backend for Control {
+    fn engine(&self) -> &EngineInfo {
+        Self::engine(self)
+    }
+
+    fn domain(&self) -> Option<&str> {
+        Self::domain(self)
+    }
+
+    async fn authenticate(&self, secret: &str) -> Result<Team, Error> {
+        Self::authenticate(self, secret).await
+    }
+
+    async fn create(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error> {
+        Self::create(self, team, request).await
+    }
+
+    async fn sandbox(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
+        Self::sandbox(self, team, id).await
+    }
+
+    async fn list(&self, filter: ListFilter) -> Result<ListPage, Error> {
+        Self::list(self, filter).await
+    }
+
+    async fn kill(&self, team: TeamId, id: &SandboxId) -> Result<(), Error> {
+        Self::kill(self, team, id).await
+    }
+
+    async fn set_timeout(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        from_now: Duration,
+    ) -> Result<Timestamp, Error> {
+        Self::set_timeout(self, team, id, from_now).await
+    }
+
+    async fn extend(&self, team: TeamId, id: &SandboxId, from_now: Duration) -> Result<SandboxRow, Error> {
+        Self::extend(self, team, id, from_now).await
+    }
+
+    async fn events(&self, team: TeamId, id: &SandboxId) -> Result<Vec<Event>, Error> {
+        Self::events(self, team, id).await
+    }
+
+    async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error> {
+        Self::stats(self, team, id).await
+    }
+
+    fn live(&self, id: &SandboxId) -> Option<Arc<dyn Upstream>> {
+        Self::live(self, id).map(|live| live as Arc<dyn Upstream>)
+    }
+}
+
+#[async_trait]
+impl Upstream for Live {
+    fn gone(&self) -> &CancellationToken {
+        Self::gone(self)
+    }
+
+    async fn guest_api(&self) -> Result<Box<dyn Stream>, DialError> {
+        Ok(Box::new(Self::guest_api(self).await?))
+    }
+
+    async fn dial(&self, port: NonZeroU16) -> Result<Box<dyn Stream>, DialError> {
+        Ok(Box::new(Self::dial(self, port).await?))
+    }
+}

@@ -1,0 +1,7 @@
+//! The REST face that E2B's SDKs and command line speak, unchanged.
+
+pub(crate) mod create;
+pub(crate) mod list;
+pub(crate) mod routes;
+pub(crate) mod unbuilt;
+pub(crate) mod wire;

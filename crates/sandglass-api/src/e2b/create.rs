@@ -1,0 +1,185 @@
+//! The create request: what is understood, what is refused by name, and its digest for idempotency.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sandglass_types::Digest;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+use utoipa::ToSchema;
+
+use crate::error::ApiError;
+
+/// How long a sandbox of `POST /v2/sandboxes` lives if the client does not say, in seconds.
+const DEFAULT_TIMEOUT_V2: i64 = 300;
+
+/// How long a sandbox of `POST /sandboxes` lives if the client does not say, in seconds.
+const DEFAULT_TIMEOUT_V1: i64 = 15;
+
+/// Which create endpoint a request came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Face {
+    /// `POST /sandboxes`: the client says whether the guest API wants a token.
+    V1,
+    /// `POST /v2/sandboxes`: it always does.
+    V2,
+}
+
+/// The body of `POST /sandboxes` and `POST /v2/sandboxes`. Unknown fields are ignored and `null` is the same as
+/// absent, as clients expect.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NewSandbox {
+    #[serde(rename = "templateID")]
+    template_id: String,
+    /// Lifetime in seconds.
+    timeout: Option<i64>,
+    /// v1 only: whether the guest API wants an access token.
+    secure: Option<bool>,
+    metadata: Option<BTreeMap<String, String>>,
+    /// Environment of every process.
+    env_vars: Option<BTreeMap<String, String>>,
+    /// Accepted, and without effect in this version: every sandbox is sealed.
+    #[serde(rename = "allow_internet_access")]
+    allow_internet_access: Option<bool>,
+    /// Only `false`.
+    auto_pause: Option<bool>,
+    /// Only with `autoPause`.
+    auto_pause_memory: Option<bool>,
+    /// Only `{"enabled":false}`.
+    auto_resume: Option<AutoResume>,
+    /// Only what a sealed sandbox fulfils anyway.
+    #[schema(value_type = Option<Object>)]
+    network: Option<Network>,
+    /// Only `null`.
+    #[schema(value_type = Option<Object>)]
+    mcp: Option<Value>,
+    /// Only without `tokens`.
+    #[schema(value_type = Option<Object>)]
+    iam: Option<Iam>,
+    /// Only empty.
+    #[schema(value_type = Option<Vec<Object>>)]
+    volume_mounts: Option<Vec<Value>>,
+}
+
+/// The body field `autoResume`.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub(crate) struct AutoResume {
+    enabled: Option<bool>,
+}
+
+/// The body field `iam`.
+#[derive(Debug, Default, Deserialize)]
+struct Iam {
+    tokens: Option<serde_json::Map<String, Value>>,
+}
+
+/// The body field `network`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Network {
+    allow_public_traffic: Option<bool>,
+    allow_out: Option<Vec<Value>>,
+    dns_servers: Option<Vec<Value>>,
+    egress_proxy: Option<Value>,
+    mask_request_host: Option<String>,
+    https_ports: Option<Vec<Value>>,
+    rules: Option<serde_json::Map<String, Value>>,
+    // `denyOut` is fulfilled whatever it says: everything is denied.
+}
+
+/// A create request that this version can fulfil.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Accepted {
+    pub(crate) template: String,
+    pub(crate) timeout: Duration,
+    pub(crate) secured: bool,
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) env: BTreeMap<String, String>,
+    pub(crate) allow_internet_access: Option<bool>,
+}
+
+fn unsupported(field: &str) -> ApiError {
+    ApiError::invalid(format!("{field} is not supported by this version of sandglass: leave it out"))
+}
+
+impl Network {
+    /// The first option that asks for what this version lacks.
+    fn unsupported(&self) -> Option<&'static str> {
+        let filled = |list: &Option<Vec<Value>>| list.as_ref().is_some_and(|list| !list.is_empty());
+        [
+            ("network.allowPublicTraffic: false", self.allow_public_traffic == Some(false)),
+            ("network.allowOut", filled(&self.allow_out)),
+            ("network.dnsServers", filled(&self.dns_servers)),
+            ("network.egressProxy", self.egress_proxy.is_some()),
+            ("network.maskRequestHost", self.mask_request_host.as_ref().is_some_and(|host| !host.is_empty())),
+            ("network.httpsPorts", filled(&self.https_ports)),
+            ("network.rules", self.rules.as_ref().is_some_and(|rules| !rules.is_empty())),
+        ]
+        .into_iter()
+        .find_map(|(field, asked)| asked.then_some(field))
+    }
+}
+
+impl NewSandbox {
+    /// Checks the request and fills in the defaults of its endpoint.
+    ///
+    /// # Errors
+    /// 400 that names the first field that can't be fulfilled.
+    pub(crate) fn accept(self, face: Face) -> Result<Accepted, ApiError> {
+        let auto_pause = self.auto_pause == Some(true);
+        if self.auto_pause_memory == Some(false) && !auto_pause {
+            return Err(ApiError::invalid("autoPauseMemory: false needs autoPause: true"));
+        }
+        let asked = [
+            ("autoPause", auto_pause),
+            ("autoResume", self.auto_resume.is_some_and(|resume| resume.enabled == Some(true))),
+            ("mcp", self.mcp.is_some()),
+            ("iam", self.iam.and_then(|iam| iam.tokens).is_some_and(|tokens| !tokens.is_empty())),
+            ("volumeMounts", self.volume_mounts.is_some_and(|mounts| !mounts.is_empty())),
+        ];
+        if let Some((field, _)) = asked.into_iter().find(|(_, asked)| *asked) {
+            return Err(unsupported(field));
+        }
+        if let Some(field) = self.network.as_ref().and_then(Network::unsupported) {
+            return Err(unsupported(field));
+        }
+        let default_timeout = match face {
+            Face::V1 => DEFAULT_TIMEOUT_V1,
+            Face::V2 => DEFAULT_TIMEOUT_V2,
+        };
+        Ok(Accepted {
+            template: self.template_id,
+            timeout: positive_seconds(self.timeout.unwrap_or(default_timeout))?,
+            secured: face == Face::V2 || self.secure == Some(true),
+            metadata: self.metadata.unwrap_or_default(),
+            env: self.env_vars.unwrap_or_default(),
+            allow_internet_access: self.allow_internet_access,
+        })
+    }
+}
+
+/// A lifetime that is not over before it begins.
+///
+/// # Errors
+/// 400 for zero and less.
+pub(crate) fn positive_seconds(seconds: i64) -> Result<Duration, ApiError> {
+    match u64::try_from(seconds) {
+        Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
+        _ => Err(ApiError::invalid("timeout must be greater than 0 seconds")),
+    }
+}
+
+impl Accepted {
+    /// The same for two requests that ask for the same, however they are written.
+    pub(crate) fn digest(&self) -> Digest {
+        // Fields in the order of the struct and maps sorted by key: this form is canonical. Serialising strings,
+        // numbers and maps with string keys can't fail.
+        let canonical = serde_json::to_vec(self).unwrap_or_default();
+        Digest::from_bytes(Sha256::digest(canonical).into())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,348 @@
+//! Handlers: parse, call, render.
+
+use std::time::Duration;
+
+use axum::extract::{Path, RawQuery, State};
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use sandglass_control::CreateSandbox;
+use sandglass_store::{IdempotencyKey, ListFilter, Order};
+use sandglass_types::{Digest, SandboxId, SandboxState, TeamId};
+use serde::Deserialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::create::{Accepted, Face, NewSandbox, positive_seconds};
+use super::list;
+use super::wire::{ListedSandbox, Sandbox, SandboxDetail};
+use crate::auth::Caller;
+use crate::body::{Json, OptionalJson};
+use crate::error::{ApiError, ErrorBody};
+use crate::page;
+use crate::query::{Query, metadata_filter};
+use crate::router::ApiState;
+
+/// Carries the token of the next page, if there is one.
+pub(crate) const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
+
+/// Says what was accepted and has no effect.
+pub(crate) const WARNING: HeaderName = HeaderName::from_static("x-sandglass-warning");
+
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// How long a connect extends a sandbox's life if the client does not say, in seconds.
+const DEFAULT_CONNECT: i64 = 300;
+
+/// How long a refresh extends it if the client does not say, in seconds.
+const DEFAULT_REFRESH: i64 = 15;
+
+/// Longest extension of one refresh, in seconds.
+const MAX_REFRESH: i64 = 3600;
+
+/// Most pages that the list without paging collects.
+const MAX_UNPAGED: usize = 100;
+
+pub(crate) fn router() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::new()
+        .routes(routes!(create_v2))
+        .routes(routes!(create_v1))
+        .routes(routes!(list_v2))
+        .routes(routes!(list_v1))
+        .routes(routes!(get_sandbox, delete_sandbox))
+        .routes(routes!(set_timeout))
+        .routes(routes!(refresh))
+        .routes(routes!(connect_v2))
+        .routes(routes!(connect_v1))
+        .routes(routes!(health))
+}
+
+/// Reads an id from a path: old clients append `-` and a client id. Text that could be an id of some server but
+/// not of this one names nothing.
+pub(crate) fn sandbox_id(text: &str) -> Result<SandboxId, ApiError> {
+    let id = text.split('-').next().unwrap_or("");
+    if id.is_empty() || !id.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
+        return Err(ApiError::invalid("Invalid sandbox ID"));
+    }
+    id.parse().map_err(|_| {
+        let shown: String = id.chars().take(64).collect();
+        ApiError::new(StatusCode::NOT_FOUND, format!("sandbox '{shown}' not found"))
+    })
+}
+
+fn idempotency(
+    headers: &HeaderMap,
+    request: &Accepted,
+) -> Result<Option<(IdempotencyKey, Digest)>, ApiError> {
+    let mut keys = headers.get_all(IDEMPOTENCY_KEY).iter();
+    match (keys.next(), keys.next()) {
+        (None, _) => Ok(None),
+        (Some(key), None) => {
+            let key: IdempotencyKey = key
+                .to_str()
+                .unwrap_or("")
+                .parse()
+                .map_err(|error| ApiError::invalid(format!("invalid Idempotency-Key header: {error}")))?;
+            Ok(Some((key, request.digest())))
+        }
+        (Some(_), Some(_)) => Err(ApiError::invalid("more than one Idempotency-Key header")),
+    }
+}
+
+async fn create(
+    state: ApiState,
+    team: TeamId,
+    headers: &HeaderMap,
+    body: NewSandbox,
+    face: Face,
+) -> Result<Response, ApiError> {
+    let request = body.accept(face)?;
+    let idempotency = idempotency(headers, &request)?;
+    let sealed = request.allow_internet_access == Some(false);
+    let Accepted { template, timeout, secured, metadata, env, allow_internet_access } = request;
+    let request =
+        CreateSandbox { template, timeout, secured, metadata, env, allow_internet_access, idempotency };
+    // A client that hangs up drops this future, and a half-made sandbox must not be dropped with it.
+    let backend = state.backend.clone();
+    let made = state.tasks.spawn(async move { backend.create(team, request).await }).await;
+    let row = made.map_err(|_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error"))??;
+    let sandbox = Sandbox::new(row, state.backend.domain());
+    let mut response = (StatusCode::CREATED, axum::Json(sandbox)).into_response();
+    if !sealed {
+        let text = "internet access is not available in this version: every sandbox is sealed";
+        response.headers_mut().insert(WARNING, HeaderValue::from_static(text));
+    }
+    Ok(response)
+}
+
+#[utoipa::path(post, path = "/v2/sandboxes", tag = "e2b", request_body = NewSandbox, responses(
+    (status = 201, description = "Created; its guest API answers", body = Sandbox),
+    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+async fn create_v2(
+    State(state): State<ApiState>,
+    caller: Caller,
+    headers: HeaderMap,
+    Json(body): Json<NewSandbox>,
+) -> Result<Response, ApiError> {
+    create(state, caller.0, &headers, body, Face::V2).await
+}
+
+#[utoipa::path(post, path = "/sandboxes", tag = "e2b", request_body = NewSandbox, responses(
+    (status = 201, description = "Created; its guest API answers", body = Sandbox),
+    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+async fn create_v1(
+    State(state): State<ApiState>,
+    caller: Caller,
+    headers: HeaderMap,
+    Json(body): Json<NewSandbox>,
+) -> Result<Response, ApiError> {
+    create(state, caller.0, &headers, body, Face::V1).await
+}
+
+#[utoipa::path(get, path = "/v2/sandboxes", tag = "e2b", params(
+    ("metadata" = Option<String>, Query, description = "key=value pairs joined by &, URL-encoded"),
+    ("state" = Option<String>, Query, description = "running, paused, or both joined by a comma"),
+    ("order" = Option<String>, Query, description = "asc or desc (default) by time of creation"),
+    ("startedAfter" = Option<String>, Query, description = "RFC 3339, inclusive"),
+    ("template" = Option<String>, Query, description = "name of a template"),
+    ("limit" = Option<u32>, Query, description = "1 to 100 (default)"),
+    ("nextToken" = Option<String>, Query, description = "x-next-token of the page before")), responses(
+    (status = 200, description = "One page", body = Vec<ListedSandbox>,
+     headers(("x-next-token" = String, description = "if there are more"))),
+    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+async fn list_v2(
+    State(state): State<ApiState>,
+    caller: Caller,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
+    let filter = list::filter(caller.0, &Query::parse(query.as_deref())?)?;
+    let order = filter.order;
+    let page = state.backend.list(filter).await?;
+    let rows: Vec<ListedSandbox> = page.rows.into_iter().map(Into::into).collect();
+    let mut response = axum::Json(rows).into_response();
+    if let Some(cursor) = page.next
+        && let Ok(token) = HeaderValue::try_from(page::encode(&cursor, order))
+    {
+        response.headers_mut().insert(NEXT_TOKEN, token);
+    }
+    Ok(response)
+}
+
+#[utoipa::path(get, path = "/sandboxes", tag = "e2b", params(
+    ("metadata" = Option<String>, Query, description = "key=value pairs joined by &, URL-encoded")), responses(
+    (status = 200, description = "All running sandboxes", body = Vec<ListedSandbox>),
+    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+async fn list_v1(
+    State(state): State<ApiState>,
+    caller: Caller,
+    RawQuery(query): RawQuery,
+) -> Result<axum::Json<Vec<ListedSandbox>>, ApiError> {
+    let query = Query::parse(query.as_deref())?;
+    let mut filter = ListFilter {
+        team: caller.0,
+        states: vec![SandboxState::Running],
+        metadata: metadata_filter(query.one("metadata"))?,
+        template: None,
+        created_from: None,
+        order: Order::Descending,
+        after: None,
+        limit: list::MAX_PAGE,
+    };
+    let mut all = Vec::new();
+    for _ in 0..MAX_UNPAGED {
+        let page = state.backend.list(filter.clone()).await?;
+        all.extend(page.rows.into_iter().map(ListedSandbox::from));
+        match page.next {
+            Some(cursor) => filter.after = Some(cursor),
+            None => break,
+        }
+    }
+    Ok(axum::Json(all))
+}
+
+#[utoipa::path(get, path = "/sandboxes/{id}", tag = "e2b", params(("id" = String, Path)), responses(
+    (status = 200, description = "The sandbox", body = SandboxDetail),
+    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+async fn get_sandbox(
+    State(state): State<ApiState>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<axum::Json<SandboxDetail>, ApiError> {
+    let row = state.backend.sandbox(caller.0, &sandbox_id(&id)?).await?;
+    Ok(axum::Json(SandboxDetail::new(row, state.backend.domain())))
+}
+
+#[utoipa::path(delete, path = "/sandboxes/{id}", tag = "e2b", params(("id" = String, Path)), responses(
+    (status = 204, description = "It is gone"),
+    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+async fn delete_sandbox(
+    State(state): State<ApiState>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    state.backend.kill(caller.0, &sandbox_id(&id)?).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The body of `POST /sandboxes/{id}/timeout`.
+#[derive(Debug, Deserialize, ToSchema)]
+struct SetTimeout {
+    /// Seconds from now; 0 ends the sandbox now.
+    timeout: i64,
+}
+
+/// Seconds that may be zero.
+fn seconds(value: i64) -> Result<Duration, ApiError> {
+    u64::try_from(value)
+        .map(Duration::from_secs)
+        .map_err(|_| ApiError::invalid("timeout must not be negative"))
+}
+
+#[utoipa::path(post, path = "/sandboxes/{id}/timeout", tag = "e2b", params(("id" = String, Path)),
+    request_body = SetTimeout, responses(
+    (status = 204, description = "Set; it may be sooner than before"),
+    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+async fn set_timeout(
+    State(state): State<ApiState>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Json(body): Json<SetTimeout>,
+) -> Result<StatusCode, ApiError> {
+    state.backend.set_timeout(caller.0, &sandbox_id(&id)?, seconds(body.timeout)?).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The body of `POST /sandboxes/{id}/refreshes`.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+struct Refresh {
+    /// Seconds from now, 0 to 3600; 15 if absent.
+    duration: Option<i64>,
+}
+
+#[utoipa::path(post, path = "/sandboxes/{id}/refreshes", tag = "e2b", params(("id" = String, Path)),
+    request_body = Refresh, responses(
+    (status = 204, description = "Extended; never shortened"),
+    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+async fn refresh(
+    State(state): State<ApiState>,
+    caller: Caller,
+    Path(id): Path<String>,
+    OptionalJson(body): OptionalJson<Refresh>,
+) -> Result<StatusCode, ApiError> {
+    let duration = body.duration.unwrap_or(DEFAULT_REFRESH);
+    if !(0..=MAX_REFRESH).contains(&duration) {
+        return Err(ApiError::invalid("duration must be 0 to 3600 seconds"));
+    }
+    state.backend.extend(caller.0, &sandbox_id(&id)?, seconds(duration)?).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The body of connect.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+struct Connect {
+    /// Seconds from now; v2 takes 300 if absent, v1 wants it.
+    timeout: Option<i64>,
+}
+
+async fn connect(
+    state: ApiState,
+    team: TeamId,
+    id: &str,
+    timeout: i64,
+) -> Result<axum::Json<Sandbox>, ApiError> {
+    let row = state.backend.extend(team, &sandbox_id(id)?, positive_seconds(timeout)?).await?;
+    Ok(axum::Json(Sandbox::new(row, state.backend.domain())))
+}
+
+#[utoipa::path(post, path = "/v2/sandboxes/{id}/connect", tag = "e2b", params(("id" = String, Path)),
+    request_body = Connect, responses(
+    (status = 200, description = "It runs; its end is never brought forward", body = Sandbox),
+    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+async fn connect_v2(
+    State(state): State<ApiState>,
+    caller: Caller,
+    Path(id): Path<String>,
+    OptionalJson(body): OptionalJson<Connect>,
+) -> Result<axum::Json<Sandbox>, ApiError> {
+    connect(state, caller.0, &id, body.timeout.unwrap_or(DEFAULT_CONNECT)).await
+}
+
+#[utoipa::path(post, path = "/sandboxes/{id}/connect", tag = "e2b", params(("id" = String, Path)),
+    request_body = Connect, responses(
+    (status = 200, description = "It runs; its end is never brought forward", body = Sandbox),
+    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+async fn connect_v1(
+    State(state): State<ApiState>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Json(body): Json<Connect>,
+) -> Result<axum::Json<Sandbox>, ApiError> {
+    let timeout = body.timeout.ok_or_else(|| ApiError::invalid("timeout is missing"))?;
+    connect(state, caller.0, &id, timeout).await
+}
+
+#[utoipa::path(get, path = "/health", tag = "e2b", security(()), responses(
+    (status = 204, description = "Ready: the listener opens only when the server is")))]
+async fn health() -> StatusCode {
+    StatusCode::NO_CONTENT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_in_paths() {
+        let status = |text: &str| match sandbox_id(text) {
+            Ok(id) => id.to_string(),
+            Err(error) => error.into_response().status().as_str().to_owned(),
+        };
+        assert_eq!(status("abcdefghij0123456789"), "abcdefghij0123456789");
+        assert_eq!(status("abcdefghij0123456789-6532622b-x"), "abcdefghij0123456789");
+        assert_eq!(status("nonexistent"), "404");
+        assert_eq!(status("non-existing"), "404");
+        for text in ["", "-", "ABC", "..", "a_b", "é", "a b", "-abcdefghij0123456789"] {
+            assert_eq!(status(text), "400", "{text:?}");
+        }
+    }
+}

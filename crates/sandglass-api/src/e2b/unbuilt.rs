@@ -1,0 +1,75 @@
+//! Endpoints that clients know and this version lacks: answered clearly, so that nobody looks for a typing error.
+
+use axum::Router;
+use axum::routing::{MethodFilter, on};
+use http::StatusCode;
+
+use crate::auth::Caller;
+use crate::error::ApiError;
+use crate::router::ApiState;
+
+/// Method, path, and what it would do.
+pub(crate) const ENDPOINTS: &[(&str, &str, &str)] = &[
+    ("GET", "/sandboxes/metrics", "metrics"),
+    ("GET", "/sandboxes/{id}/metrics", "metrics"),
+    ("GET", "/sandboxes/{id}/logs", "logs"),
+    ("GET", "/v2/sandboxes/{id}/logs", "logs"),
+    ("POST", "/sandboxes/{id}/pause", "pausing"),
+    ("POST", "/sandboxes/{id}/resume", "resuming"),
+    ("PUT", "/sandboxes/{id}/network", "changing the network policy"),
+    ("POST", "/sandboxes/{id}/snapshots", "snapshots"),
+    ("GET", "/snapshots", "snapshots"),
+    ("POST", "/sandboxes/{id}/fork", "forking"),
+    ("GET", "/teams", "listing teams"),
+    ("GET", "/templates", "templates"),
+    ("POST", "/templates", "templates"),
+    ("GET", "/v2/templates", "templates"),
+    ("POST", "/v2/templates", "templates"),
+    ("POST", "/v3/templates", "templates"),
+    ("GET", "/default-templates", "templates"),
+    ("GET", "/templates/{id}", "templates"),
+    ("POST", "/templates/{id}", "templates"),
+    ("PATCH", "/templates/{id}", "templates"),
+    ("DELETE", "/templates/{id}", "templates"),
+    ("PATCH", "/v2/templates/{id}", "templates"),
+    ("GET", "/templates/aliases/{alias}", "templates"),
+    ("POST", "/templates/tags", "templates"),
+    ("DELETE", "/templates/tags", "templates"),
+    ("GET", "/templates/{id}/tags", "templates"),
+    ("GET", "/templates/{id}/files/{hash}", "templates"),
+    ("POST", "/v2/templates/{id}/builds/{build}", "templates"),
+    ("GET", "/templates/{id}/builds/{build}/status", "templates"),
+    ("GET", "/templates/{id}/builds/{build}/logs", "templates"),
+    ("GET", "/volumes", "volumes"),
+    ("POST", "/volumes", "volumes"),
+    ("GET", "/volumes/{id}", "volumes"),
+    ("DELETE", "/volumes/{id}", "volumes"),
+    ("GET", "/secrets", "secrets"),
+    ("POST", "/secrets", "secrets"),
+    ("GET", "/secrets/{id}", "secrets"),
+    ("POST", "/secrets/{id}", "secrets"),
+    ("DELETE", "/secrets/{id}", "secrets"),
+];
+
+fn filter(method: &str) -> MethodFilter {
+    match method {
+        "POST" => MethodFilter::POST,
+        "PUT" => MethodFilter::PUT,
+        "PATCH" => MethodFilter::PATCH,
+        "DELETE" => MethodFilter::DELETE,
+        _ => MethodFilter::GET,
+    }
+}
+
+/// Routes for all of [`ENDPOINTS`]; they want a key like every other.
+pub(crate) fn router() -> Router<ApiState> {
+    ENDPOINTS.iter().fold(Router::new(), |router, &(method, path, what)| {
+        let refuse = move |_: Caller| async move {
+            ApiError::new(
+                StatusCode::NOT_IMPLEMENTED,
+                format!("{what} is not supported by this version of sandglass"),
+            )
+        };
+        router.route(path, on(filter(method), refuse))
+    })
+}

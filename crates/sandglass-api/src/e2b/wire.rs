@@ -1,0 +1,210 @@
+//! Answers, field by field as the clients read them: a missing required field breaks their parsers.
+
+use std::collections::BTreeMap;
+
+use sandglass_store::SandboxRow;
+use sandglass_types::{SandboxId, Timestamp};
+use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
+
+/// The version of the guest API that every sandbox speaks: the newest public one. Clients switch features off
+/// below certain versions, see `docs/compatibility.md`.
+pub(crate) const ENVD_VERSION: &str = "0.6.13";
+
+/// Clients show it and otherwise ignore it; it must be there.
+pub(crate) const CLIENT_ID: &str = "sandglass";
+
+fn rfc3339<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(time)
+}
+
+/// A sandbox that can be talked to now: the answer of create and connect.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Sandbox {
+    #[serde(rename = "templateID")]
+    template_id: String,
+    #[serde(rename = "sandboxID")]
+    #[schema(value_type = String)]
+    sandbox_id: SandboxId,
+    #[serde(rename = "clientID")]
+    client_id: &'static str,
+    envd_version: &'static str,
+    alias: String,
+    /// What the guest API wants as `X-Access-Token`; absent if it is open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    envd_access_token: Option<String>,
+    /// Under which the sandbox's ports have host names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    domain: Option<String>,
+}
+
+impl Sandbox {
+    pub(crate) fn new(row: SandboxRow, domain: Option<&str>) -> Self {
+        Self {
+            alias: row.template.clone(),
+            template_id: row.template,
+            sandbox_id: row.id,
+            client_id: CLIENT_ID,
+            envd_version: ENVD_VERSION,
+            envd_access_token: row.access_token,
+            domain: domain.map(str::to_owned),
+        }
+    }
+}
+
+/// One line of a list.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ListedSandbox {
+    #[serde(rename = "templateID")]
+    template_id: String,
+    #[serde(rename = "sandboxID")]
+    #[schema(value_type = String)]
+    sandbox_id: SandboxId,
+    #[serde(rename = "clientID")]
+    client_id: &'static str,
+    #[serde(serialize_with = "rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
+    started_at: Timestamp,
+    #[serde(serialize_with = "rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
+    end_at: Timestamp,
+    cpu_count: u32,
+    #[serde(rename = "memoryMB")]
+    memory_mb: u32,
+    #[serde(rename = "diskSizeMB")]
+    disk_size_mb: u32,
+    /// Always `running`: what is being made or ended is not shown.
+    state: &'static str,
+    envd_version: &'static str,
+    alias: String,
+    metadata: BTreeMap<String, String>,
+}
+
+impl From<SandboxRow> for ListedSandbox {
+    fn from(row: SandboxRow) -> Self {
+        Self {
+            alias: row.template.clone(),
+            template_id: row.template,
+            sandbox_id: row.id,
+            client_id: CLIENT_ID,
+            started_at: row.created_at,
+            end_at: row.end_at,
+            cpu_count: row.limits.cpus(),
+            memory_mb: row.limits.memory_mib(),
+            disk_size_mb: row.limits.disk_mib(),
+            state: "running",
+            envd_version: ENVD_VERSION,
+            metadata: row.metadata,
+        }
+    }
+}
+
+/// What happens when the time is up.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Lifecycle {
+    auto_resume: bool,
+    on_timeout: &'static str,
+}
+
+/// One sandbox in full.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SandboxDetail {
+    #[serde(flatten)]
+    listed: ListedSandbox,
+    /// What the guest API wants as `X-Access-Token`; absent if it is open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    envd_access_token: Option<String>,
+    /// As the client asked at creation. Whatever it says, sandboxes are sealed in this version.
+    allow_internet_access: Option<bool>,
+    /// Under which the sandbox's ports have host names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    domain: Option<String>,
+    lifecycle: Lifecycle,
+}
+
+impl SandboxDetail {
+    pub(crate) fn new(mut row: SandboxRow, domain: Option<&str>) -> Self {
+        Self {
+            envd_access_token: row.access_token.take(),
+            allow_internet_access: row.allow_internet_access,
+            domain: domain.map(str::to_owned),
+            lifecycle: Lifecycle { auto_resume: false, on_timeout: "kill" },
+            listed: row.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use sandglass_types::{Digest, Generation, Limits, NodeId, SandboxState, TeamId};
+
+    /// A running sandbox with every field set.
+    pub(crate) fn row() -> SandboxRow {
+        SandboxRow {
+            id: "abcdefghij0123456789".parse().unwrap(),
+            node: NodeId::random(),
+            team: TeamId::random(),
+            template: "base".into(),
+            rootfs: Digest::from_bytes([7; 32]),
+            limits: Limits::default(),
+            access_token: Some("token".into()),
+            metadata: BTreeMap::from([("a".into(), "b c".into())]),
+            env: BTreeMap::from([("SECRET".into(), "hunter2".into())]),
+            allow_internet_access: Some(false),
+            state: SandboxState::Running,
+            generation: Generation::FIRST,
+            created_at: Timestamp::from_millis(1_764_424_800_123),
+            end_at: Timestamp::from_millis(1_764_425_100_123),
+            max_end_at: Timestamp::from_millis(1_764_511_200_123),
+            ended_at: None,
+            end_reason: None,
+        }
+    }
+
+    #[test]
+    fn create_and_connect_answer() {
+        assert_eq!(
+            serde_json::to_string(&Sandbox::new(row(), Some("sbx.test"))).unwrap(),
+            concat!(
+                r#"{"templateID":"base","sandboxID":"abcdefghij0123456789","clientID":"sandglass","#,
+                r#""envdVersion":"0.6.13","alias":"base","envdAccessToken":"token","domain":"sbx.test"}"#
+            )
+        );
+        let open = SandboxRow { access_token: None, ..row() };
+        let json = serde_json::to_string(&Sandbox::new(open, None)).unwrap();
+        assert!(!json.contains("envdAccessToken") && !json.contains("domain"), "{json}");
+    }
+
+    #[test]
+    fn listed() {
+        assert_eq!(
+            serde_json::to_string(&ListedSandbox::from(row())).unwrap(),
+            concat!(
+                r#"{"templateID":"base","sandboxID":"abcdefghij0123456789","clientID":"sandglass","#,
+                r#""startedAt":"2025-11-29T14:00:00.123Z","endAt":"2025-11-29T14:05:00.123Z","#,
+                r#""cpuCount":2,"memoryMB":1024,"diskSizeMB":4096,"state":"running","#,
+                r#""envdVersion":"0.6.13","alias":"base","metadata":{"a":"b c"}}"#
+            )
+        );
+    }
+
+    #[test]
+    fn detail() {
+        assert_eq!(
+            serde_json::to_string(&SandboxDetail::new(row(), None)).unwrap(),
+            concat!(
+                r#"{"templateID":"base","sandboxID":"abcdefghij0123456789","clientID":"sandglass","#,
+                r#""startedAt":"2025-11-29T14:00:00.123Z","endAt":"2025-11-29T14:05:00.123Z","#,
+                r#""cpuCount":2,"memoryMB":1024,"diskSizeMB":4096,"state":"running","#,
+                r#""envdVersion":"0.6.13","alias":"base","metadata":{"a":"b c"},"#,
+                r#""envdAccessToken":"token","allowInternetAccess":false,"#,
+                r#""lifecycle":{"autoResume":false,"onTimeout":"kill"}}"#
+            )
+        );
+    }
+}

@@ -1,0 +1,212 @@
+//! The edge: carries HTTP and upgrades between clients and ports of sandboxes.
+//!
+//! Whatever is behind a port is hostile to the server and to other tenants. Its answers are parsed with bounds,
+//! framed anew, and streamed without being kept. One request to a sandbox is one connection into it: nothing that
+//! a sandbox left in a connection can be taken for the answer to another request.
+
+pub(crate) mod answer;
+mod carry;
+pub(crate) mod headers;
+mod load;
+pub(crate) mod target;
+
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use http::header::{CONNECTION, CONTENT_LENGTH, UPGRADE};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
+use http_body::Body as _;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use sandglass_control::DialError;
+use sandglass_types::SandboxId;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+
+use crate::backend::{Backend, Stream, Upstream};
+use answer::{Failure, failed};
+use carry::{Pulse, Watched, tunnel};
+use headers::{Framing, GUEST_API_PORT};
+use load::Load;
+
+/// A request or upgraded connection on which nothing moved for this long is dropped.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+
+/// Largest head of an answer from a sandbox, in bytes.
+const MAX_HEAD_LEN: usize = 64 * 1024;
+
+/// Most headers of an answer from a sandbox.
+const MAX_HEADERS: usize = 128;
+
+/// Where a proxied request came from.
+pub(crate) struct Origin {
+    /// The client's address.
+    pub(crate) peer: IpAddr,
+    /// What the client addressed, with its port.
+    pub(crate) host: Option<HeaderValue>,
+}
+
+/// The proxy.
+pub(crate) struct Edge {
+    backend: Arc<dyn Backend>,
+    tasks: TaskTracker,
+    load: Load,
+    idle: Duration,
+    /// Upgraded connections end when it fires.
+    force: CancellationToken,
+}
+
+impl Edge {
+    pub(crate) fn new(backend: Arc<dyn Backend>, tasks: TaskTracker, force: CancellationToken) -> Self {
+        Self { backend, tasks, load: Load::default(), idle: IDLE_TIMEOUT, force }
+    }
+
+    /// Carries one request to `port` of sandbox `id` and its answer back.
+    pub(crate) async fn handle(
+        &self,
+        id: &SandboxId,
+        port: NonZeroU16,
+        request: Request<Incoming>,
+        origin: Origin,
+    ) -> Response<Body> {
+        let client_headers = request.headers().clone();
+        match self.forward(id, port, request, origin).await {
+            Ok(response) => response,
+            Err(failure) => {
+                tracing::debug!(%id, %port, ?failure, "not forwarded");
+                failed(failure, id.as_str(), &client_headers)
+            }
+        }
+    }
+
+    async fn forward(
+        &self,
+        id: &SandboxId,
+        port: NonZeroU16,
+        mut request: Request<Incoming>,
+        origin: Origin,
+    ) -> Result<Response<Body>, Failure> {
+        let live = self.backend.live(id).ok_or(Failure::NotFound)?;
+        if live.gone().is_cancelled() {
+            return Err(Failure::NotFound);
+        }
+        if request.method() == Method::CONNECT {
+            return Err(Failure::Method);
+        }
+        let guest_api = port.get() == GUEST_API_PORT;
+        if guest_api && headers::is_internal(request.uri().path()) {
+            return Err(Failure::Internal);
+        }
+        let permit = self.load.enter(id).ok_or(Failure::Busy)?;
+        let wanted = if guest_api || request.version() != Version::HTTP_11 {
+            None
+        } else {
+            headers::upgrade(request.headers())
+        };
+        let stream = dial(&*live, port).await?;
+        let on_client = wanted.is_some().then(|| hyper::upgrade::on(&mut request));
+        let pulse = Arc::new(Pulse::new(self.idle));
+        let gone = live.gone().clone();
+        let outgoing =
+            prepare(request, origin, wanted)?.map(|body| Watched::new(body, gone.clone(), pulse.clone(), ()));
+
+        let (mut sender, connection) = http1::Builder::new()
+            .max_buf_size(MAX_HEAD_LEN)
+            .max_headers(MAX_HEADERS)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(|_| Failure::Broken)?;
+        let driver = AbortOnDropHandle::new(self.tasks.spawn(async move {
+            if let Err(error) = connection.with_upgrades().await {
+                tracing::debug!(%error, "the connection into the sandbox failed");
+            }
+        }));
+        let answer = tokio::select! {
+            biased;
+            () = gone.cancelled() => return Err(Failure::NotFound),
+            answer = sender.send_request(outgoing) => answer,
+            () = pulse.stalled() => return Err(Failure::Broken),
+        };
+        let mut answer = answer.map_err(|error| {
+            tracing::debug!(%id, %port, %error, "no answer from the sandbox");
+            if gone.is_cancelled() { Failure::NotFound } else { Failure::Broken }
+        })?;
+        pulse.beat();
+        // A sandbox may speak HTTP/1.0; what the client gets is up to the server here.
+        *answer.version_mut() = Version::HTTP_11;
+
+        if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let on_client = on_client.ok_or(Failure::Broken)?;
+            let on_sandbox = hyper::upgrade::on(&mut answer);
+            let switched = switching(answer.headers())?;
+            let force = self.force.clone();
+            self.tasks.spawn(async move {
+                tokio::select! {
+                    () = force.cancelled() => {}
+                    () = tunnel(on_client, on_sandbox, &gone, &pulse) => {}
+                }
+                drop((driver, permit));
+            });
+            return Ok(switched);
+        }
+        headers::to_client(answer.headers_mut());
+        Ok(answer.map(|body| Body::new(Watched::new(body, gone, pulse, (driver, sender, permit)))))
+    }
+}
+
+async fn dial(live: &dyn Upstream, port: NonZeroU16) -> Result<Box<dyn Stream>, Failure> {
+    let dialled =
+        async { if port.get() == GUEST_API_PORT { live.guest_api().await } else { live.dial(port).await } };
+    tokio::select! {
+        biased;
+        () = live.gone().cancelled() => Err(Failure::NotFound),
+        dialled = dialled => dialled.map_err(|error| match error {
+            DialError::Gone => Failure::NotFound,
+            DialError::Refused => Failure::PortClosed(port.get()),
+            DialError::Unreachable(cause) => {
+                tracing::debug!(%cause, "the sandbox could not be reached");
+                Failure::Broken
+            }
+        }),
+    }
+}
+
+/// The request as the sandbox gets it.
+fn prepare(
+    request: Request<Incoming>,
+    origin: Origin,
+    upgrade: Option<HeaderValue>,
+) -> Result<Request<Incoming>, Failure> {
+    let (mut parts, body) = request.into_parts();
+    let framing = match body.size_hint().exact() {
+        None => Framing::Chunked,
+        Some(0) if !parts.headers.contains_key(CONTENT_LENGTH) => Framing::Empty,
+        Some(length) => Framing::Length(length),
+    };
+    headers::to_sandbox(&mut parts.headers, origin.host, origin.peer, framing, upgrade);
+    parts.uri = headers::origin_form(&parts.uri).ok_or(Failure::Method)?;
+    parts.version = Version::HTTP_11;
+    parts.extensions.clear();
+    Ok(Request::from_parts(parts, body))
+}
+
+/// The client's 101 for a sandbox's 101.
+fn switching(from_sandbox: &HeaderMap) -> Result<Response<Body>, Failure> {
+    let protocol = from_sandbox.get(UPGRADE).cloned().ok_or(Failure::Broken)?;
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let mut headers = from_sandbox.clone();
+    headers::to_client(&mut headers);
+    headers.remove(CONTENT_LENGTH);
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, protocol);
+    *response.headers_mut() = headers;
+    Ok(response)
+}
+
+#[cfg(test)]
+mod tests;

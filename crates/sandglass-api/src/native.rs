@@ -1,0 +1,223 @@
+//! The native face: what E2B has no word for. Answers say which engine isolates, and how.
+
+use std::collections::BTreeMap;
+
+use axum::extract::{Path, RawQuery, State};
+use axum::response::{IntoResponse, Response};
+use http::HeaderValue;
+use sandglass_engine::EngineInfo;
+use sandglass_engine::engine::Isolation;
+use sandglass_store::{Event, SandboxRow};
+use sandglass_types::limits::Unchecked;
+use sandglass_types::{EndReason, SandboxId, SandboxState};
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::auth::Caller;
+use crate::e2b::list;
+use crate::e2b::routes::{NEXT_TOKEN, sandbox_id};
+use crate::error::{ApiError, ErrorBody};
+use crate::page;
+use crate::query::Query;
+use crate::router::ApiState;
+
+pub(crate) fn router() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::new().routes(routes!(info)).routes(routes!(list_native)).routes(routes!(get_native))
+}
+
+/// What isolates the sandboxes of this server.
+#[derive(Debug, Serialize, ToSchema)]
+struct EngineView {
+    name: String,
+    version: String,
+    /// `userspace_kernel`, `virtual_machine` or `none`.
+    #[schema(value_type = String)]
+    isolation: Isolation,
+    /// Whether memory and processes can be saved and brought back.
+    checkpoint: bool,
+}
+
+impl From<&EngineInfo> for EngineView {
+    fn from(info: &EngineInfo) -> Self {
+        Self {
+            name: info.name.clone(),
+            version: info.version.clone(),
+            isolation: info.isolation,
+            checkpoint: info.checkpoint,
+        }
+    }
+}
+
+/// The server itself.
+#[derive(Debug, Serialize, ToSchema)]
+struct ServerInfo {
+    version: &'static str,
+    engine: EngineView,
+}
+
+/// Hard limits of one sandbox.
+#[derive(Debug, Serialize, ToSchema)]
+struct LimitsView {
+    cpus: u32,
+    memory_mib: u32,
+    disk_mib: u32,
+    processes: u32,
+}
+
+/// One sandbox.
+#[derive(Debug, Serialize, ToSchema)]
+struct SandboxView {
+    #[schema(value_type = String)]
+    id: SandboxId,
+    template: String,
+    /// Content of its root file system.
+    rootfs: String,
+    /// `creating`, `running`, `ending` or `ended`.
+    #[schema(value_type = String)]
+    state: SandboxState,
+    /// Counts restores; 1 for a cold start.
+    generation: u32,
+    engine: String,
+    #[schema(value_type = String)]
+    isolation: Isolation,
+    limits: LimitsView,
+    /// Whether its guest API wants an access token.
+    secured: bool,
+    /// Always `sealed` in this version, whatever the client asked for.
+    network: &'static str,
+    metadata: BTreeMap<String, String>,
+    #[schema(format = DateTime)]
+    created_at: String,
+    #[schema(format = DateTime)]
+    end_at: String,
+    /// The latest end that an extension can reach.
+    #[schema(format = DateTime)]
+    max_end_at: String,
+    #[schema(value_type = Option<String>)]
+    end_reason: Option<EndReason>,
+}
+
+impl SandboxView {
+    fn new(row: SandboxRow, engine: &EngineInfo) -> Self {
+        let Unchecked { cpus, memory_mib, disk_mib, processes } = row.limits.into();
+        Self {
+            id: row.id,
+            template: row.template,
+            rootfs: row.rootfs.to_string(),
+            state: row.state,
+            generation: row.generation.0,
+            engine: engine.name.clone(),
+            isolation: engine.isolation,
+            limits: LimitsView { cpus, memory_mib, disk_mib, processes },
+            secured: row.access_token.is_some(),
+            network: "sealed",
+            metadata: row.metadata,
+            created_at: row.created_at.to_string(),
+            end_at: row.end_at.to_string(),
+            max_end_at: row.max_end_at.to_string(),
+            end_reason: row.end_reason,
+        }
+    }
+}
+
+/// One line of a sandbox's history.
+#[derive(Debug, Serialize, ToSchema)]
+struct EventView {
+    seq: u32,
+    #[schema(format = DateTime)]
+    at: String,
+    #[schema(value_type = String)]
+    state: SandboxState,
+    #[schema(value_type = Option<String>)]
+    end_reason: Option<EndReason>,
+    detail: String,
+}
+
+impl From<Event> for EventView {
+    fn from(event: Event) -> Self {
+        let Event { seq, at, state, end_reason, detail } = event;
+        Self { seq, at: at.to_string(), state, end_reason, detail }
+    }
+}
+
+/// What a sandbox uses now.
+#[derive(Debug, Serialize, ToSchema)]
+struct UsageView {
+    cpu_micros: u64,
+    memory_bytes: u64,
+    memory_peak_bytes: u64,
+    processes: u64,
+    disk_bytes: u64,
+}
+
+/// One sandbox in full.
+#[derive(Debug, Serialize, ToSchema)]
+struct SandboxDetailView {
+    #[serde(flatten)]
+    sandbox: SandboxView,
+    /// `null` if it could not be measured.
+    usage: Option<UsageView>,
+    events: Vec<EventView>,
+}
+
+#[utoipa::path(get, path = "/v1/info", tag = "native", responses(
+    (status = 200, description = "The server", body = ServerInfo),
+    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+async fn info(State(state): State<ApiState>, _: Caller) -> axum::Json<ServerInfo> {
+    axum::Json(ServerInfo { version: env!("CARGO_PKG_VERSION"), engine: state.backend.engine().into() })
+}
+
+#[utoipa::path(get, path = "/v1/sandboxes", tag = "native", params(
+    ("metadata" = Option<String>, Query, description = "key=value pairs joined by &, URL-encoded"),
+    ("order" = Option<String>, Query, description = "asc or desc (default) by time of creation"),
+    ("template" = Option<String>, Query, description = "name of a template"),
+    ("limit" = Option<u32>, Query, description = "1 to 100 (default)"),
+    ("nextToken" = Option<String>, Query, description = "x-next-token of the page before")), responses(
+    (status = 200, description = "One page of running sandboxes", body = Vec<SandboxView>,
+     headers(("x-next-token" = String, description = "if there are more"))),
+    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+async fn list_native(
+    State(state): State<ApiState>,
+    caller: Caller,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
+    let filter = list::filter(caller.0, &Query::parse(query.as_deref())?)?;
+    let order = filter.order;
+    let page = state.backend.list(filter).await?;
+    let engine = state.backend.engine();
+    let rows: Vec<SandboxView> = page.rows.into_iter().map(|row| SandboxView::new(row, engine)).collect();
+    let mut response = axum::Json(rows).into_response();
+    if let Some(cursor) = page.next
+        && let Ok(token) = HeaderValue::try_from(page::encode(&cursor, order))
+    {
+        response.headers_mut().insert(NEXT_TOKEN, token);
+    }
+    Ok(response)
+}
+
+#[utoipa::path(get, path = "/v1/sandboxes/{id}", tag = "native", params(("id" = String, Path)), responses(
+    (status = 200, description = "The sandbox", body = SandboxDetailView),
+    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+async fn get_native(
+    State(state): State<ApiState>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<axum::Json<SandboxDetailView>, ApiError> {
+    let id = sandbox_id(&id)?;
+    let row = state.backend.sandbox(caller.0, &id).await?;
+    let events = state.backend.events(caller.0, &id).await?;
+    let usage = state.backend.stats(caller.0, &id).await.ok().map(|stats| UsageView {
+        cpu_micros: stats.cpu_micros,
+        memory_bytes: stats.memory_bytes,
+        memory_peak_bytes: stats.memory_peak_bytes,
+        processes: stats.processes,
+        disk_bytes: stats.disk_bytes,
+    });
+    Ok(axum::Json(SandboxDetailView {
+        sandbox: SandboxView::new(row, state.backend.engine()),
+        usage,
+        events: events.into_iter().map(Into::into).collect(),
+    }))
+}

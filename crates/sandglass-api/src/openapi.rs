@@ -1,0 +1,97 @@
+//! The document of the REST faces, and the plain list of all endpoints. Both are committed; a test keeps them true.
+
+use std::fmt::Write as _;
+
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{Info, OpenApi, SecurityRequirement};
+
+use crate::e2b::unbuilt;
+use crate::router::documented;
+
+fn document() -> OpenApi {
+    let (_, mut api) = documented().split_for_parts();
+    let mut info = Info::new("Sandglass", env!("CARGO_PKG_VERSION"));
+    info.description =
+        Some("Disposable computers for AI agents: an E2B-compatible face and a native one.".into());
+    api.info = info;
+    let key = SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-API-Key")));
+    let bearer = SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build());
+    let components = api.components.get_or_insert_default();
+    components.add_security_scheme("ApiKey", key);
+    components.add_security_scheme("Bearer", bearer);
+    let none = Vec::<String>::new();
+    api.security = Some(vec![
+        SecurityRequirement::new("ApiKey", none.clone()),
+        SecurityRequirement::new("Bearer", none),
+    ]);
+    api
+}
+
+/// The OpenAPI document of what this version can do, as JSON.
+#[must_use]
+pub fn openapi_json() -> String {
+    // The document is made of strings, numbers and maps, which always serialise.
+    document().to_pretty_json().unwrap_or_default() + "\n"
+}
+
+/// One line per endpoint, sorted: method, path, who may call it (`key` or `anyone`), and whether it works yet.
+#[must_use]
+pub fn endpoints() -> String {
+    let mut lines = Vec::new();
+    for (path, item) in document().paths.paths {
+        let operations = [
+            ("DELETE", item.delete),
+            ("GET", item.get),
+            ("PATCH", item.patch),
+            ("POST", item.post),
+            ("PUT", item.put),
+        ];
+        for (method, operation) in operations {
+            if let Some(operation) = operation {
+                let who = if operation.security.is_some() { "anyone" } else { "key" };
+                lines.push(format!("{path} {method} {who} built"));
+            }
+        }
+    }
+    lines.extend(unbuilt::ENDPOINTS.iter().map(|(method, path, _)| format!("{path} {method} key unbuilt")));
+    lines.sort();
+    lines.iter().fold(String::new(), |mut text, line| {
+        // Writing to a string can't fail.
+        let _ = writeln!(text, "{line}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// Compares with the committed file, or writes it when `SANDGLASS_BLESS` is set.
+    fn committed(name: &str, now: &str) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../openapi").join(name);
+        if std::env::var_os("SANDGLASS_BLESS").is_some() {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, now).unwrap();
+        }
+        let then = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            then == now,
+            "openapi/{name} is not what the code says: run `SANDGLASS_BLESS=1 cargo test -p sandglass-api openapi` \
+             and review the difference"
+        );
+    }
+
+    #[test]
+    fn the_committed_files_are_true() {
+        committed("sandglass.json", &openapi_json());
+        committed("endpoints.txt", &endpoints());
+    }
+
+    #[test]
+    fn only_health_is_open() {
+        let open: Vec<String> =
+            endpoints().lines().filter(|line| line.contains(" anyone ")).map(str::to_owned).collect();
+        assert_eq!(open, ["/health GET anyone built"]);
+    }
+}

@@ -1,0 +1,68 @@
+//! Page tokens: opaque to clients, keyset cursors inside, so pages stay right while sandboxes come and go.
+
+use data_encoding::BASE64URL_NOPAD;
+use sandglass_store::{Order, PageCursor};
+use sandglass_types::Timestamp;
+
+use crate::error::ApiError;
+
+/// Longest token that is looked at, in bytes; ours have at most 60.
+const MAX_TOKEN_LEN: usize = 128;
+
+const fn suffix(order: Order) -> &'static str {
+    match order {
+        Order::Ascending => "asc",
+        Order::Descending => "desc",
+    }
+}
+
+/// Writes the token of the page after `cursor`.
+pub(crate) fn encode(cursor: &PageCursor, order: Order) -> String {
+    let text = format!("{}__{}__{}", cursor.created_at.as_millis(), cursor.id, suffix(order));
+    BASE64URL_NOPAD.encode(text.as_bytes())
+}
+
+/// Reads a token that [`encode`] wrote for the same order.
+///
+/// # Errors
+/// Anything else.
+pub(crate) fn decode(token: &str, order: Order) -> Result<PageCursor, ApiError> {
+    let parse = || {
+        if token.len() > MAX_TOKEN_LEN {
+            return None;
+        }
+        let bytes = BASE64URL_NOPAD.decode(token.trim_end_matches('=').as_bytes()).ok()?;
+        let text = String::from_utf8(bytes).ok()?;
+        let mut parts = text.split("__");
+        let created_at = Timestamp::from_millis(parts.next()?.parse().ok()?);
+        let id = parts.next()?.parse().ok()?;
+        let same_order = parts.next()? == suffix(order);
+        (same_order && parts.next().is_none()).then_some(PageCursor { created_at, id })
+    };
+    parse().ok_or_else(|| ApiError::invalid("invalid next token"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use sandglass_types::SandboxId;
+
+    #[test]
+    fn round_trips_in_its_own_order_only() {
+        let cursor =
+            PageCursor { created_at: Timestamp::from_millis(1_764_424_800_123), id: SandboxId::random() };
+        let token = encode(&cursor, Order::Descending);
+        assert!(token.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_')), "{token}");
+        assert_eq!(decode(&token, Order::Descending).unwrap(), cursor);
+        assert!(decode(&token, Order::Ascending).is_err());
+        assert!(decode(&token[1..], Order::Descending).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn foreign_tokens_are_refused(token in "\\PC{0,200}") {
+            prop_assert!(decode(&token, Order::Ascending).is_err());
+        }
+    }
+}

@@ -1,0 +1,335 @@
+use super::*;
+use axum::body::Body;
+use http::Method;
+use sandglass_types::Timestamp;
+use serde_json::{Value, json};
+use tower::ServiceExt as _;
+
+use crate::fake::{Fake, KEY, OTHER_KEY, PANIC};
+
+struct Answer {
+    status: u16,
+    headers: http::HeaderMap,
+    body: String,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    /// Checks that this is an error as clients parse it.
+    fn error(&self, status: u16) -> String {
+        assert_eq!(self.status, status, "{}", self.body);
+        assert_eq!(self.header("content-type"), Some("application/json"));
+        let body = self.json();
+        assert_eq!(body["code"], status);
+        body["message"].as_str().expect("a message").to_owned()
+    }
+}
+
+struct Face {
+    fake: Arc<Fake>,
+    router: Router,
+}
+
+impl Face {
+    fn new() -> Self {
+        let fake = Fake::new();
+        let state = ApiState { backend: fake.clone(), tasks: TaskTracker::new() };
+        Self { fake, router: router(state) }
+    }
+
+    async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Body>,
+    ) -> Answer {
+        let mut request = Request::builder().method(method).uri(path);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = self.router.clone().oneshot(request.body(body.into()).unwrap()).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+        Answer {
+            status: parts.status.as_u16(),
+            headers: parts.headers,
+            body: String::from_utf8(body.to_vec()).unwrap(),
+        }
+    }
+
+    async fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+        self.send(method, path, &[("x-api-key", KEY)], body.to_owned()).await
+    }
+
+    /// Creates a sandbox and returns its id.
+    async fn create(&self, body: &str) -> String {
+        let answer = self.ask("POST", "/v2/sandboxes", body).await;
+        assert_eq!(answer.status, 201, "{}", answer.body);
+        answer.json()["sandboxID"].as_str().unwrap().to_owned()
+    }
+}
+
+fn filled(path: &str) -> String {
+    path.split('/')
+        .map(|part| if part.starts_with('{') { "abcdefghij0123456789" } else { part })
+        .collect::<Vec<_>>()
+        .join("/")
+}
+
+#[tokio::test]
+async fn every_route_wants_a_key_except_those_that_say_so() {
+    let face = Face::new();
+    let mut seen = 0;
+    for line in crate::openapi::endpoints().lines() {
+        let [path, method, who, built] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let path = filled(path);
+        let anonymous = face.send(method, &path, &[], "{}").await;
+        let wrong = face.send(method, &path, &[("x-api-key", "e2b_00")], "{}").await;
+        if who == "anyone" {
+            assert!(anonymous.status < 300, "{line}");
+        } else {
+            anonymous.error(401);
+            wrong.error(401);
+            let with_key = face.ask(method, &path, r#"{"templateID":"base","timeout":5}"#).await;
+            if built == "unbuilt" {
+                assert!(with_key.error(501).contains("not supported by this version"), "{line}");
+                assert_eq!(with_key.header("should-retry"), None);
+            } else {
+                assert!(!matches!(with_key.status, 401 | 405 | 501), "{line}: {}", with_key.status);
+            }
+        }
+        seen += 1;
+    }
+    assert!(seen > 40, "{seen}");
+}
+
+#[tokio::test]
+async fn create_answers_as_the_sdk_reads_it() {
+    let face = Face::new();
+    let body = r#"{"templateID":"base","timeout":60,"metadata":{"a":"b c"},"envVars":{"X":"1"}}"#;
+    let answer = face.ask("POST", "/v2/sandboxes", body).await;
+    assert_eq!(answer.status, 201);
+    let sandbox = answer.json();
+    for field in ["templateID", "sandboxID", "clientID", "envdVersion", "envdAccessToken"] {
+        assert!(sandbox[field].is_string(), "{field}");
+    }
+    assert_eq!(sandbox["domain"], "sbx.test");
+    assert!(answer.header("x-sandglass-warning").unwrap().contains("sealed"));
+    assert!(answer.header("x-request-id").is_some());
+    let row = face.fake.row(sandbox["sandboxID"].as_str().unwrap()).unwrap();
+    assert_eq!(row.env["X"], "1");
+    assert_eq!(row.metadata["a"], "b c");
+
+    let sealed = r#"{"templateID":"base","allow_internet_access":false}"#;
+    assert_eq!(face.ask("POST", "/v2/sandboxes", sealed).await.header("x-sandglass-warning"), None);
+    let v1 = face.ask("POST", "/sandboxes", r#"{"templateID":"base"}"#).await;
+    assert_eq!(v1.status, 201);
+    assert_eq!(v1.json()["envdAccessToken"], Value::Null);
+    // Bearer works as well as the header of its own.
+    let bearer = format!("Bearer {KEY}");
+    let answer = face.send("GET", "/sandboxes", &[("authorization", &bearer)], "").await;
+    assert_eq!(answer.json().as_array().unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn failures_of_create() {
+    let face = Face::new();
+    let create = |template: &'static str| {
+        let body = json!({"templateID": template}).to_string();
+        let face = &face;
+        async move { face.ask("POST", "/v2/sandboxes", &body).await }
+    };
+    let quota = create("quota").await;
+    quota.error(429);
+    assert_eq!(quota.header("should-retry"), Some("false"));
+    let full = create("full").await;
+    full.error(503);
+    assert_eq!(full.header("should-retry"), Some("false"));
+    assert_eq!(full.json()["error_code"], "sandbox_capacity_unavailable");
+    create("missing").await.error(404);
+    let busy = create("busy").await;
+    busy.error(409);
+    assert_eq!(busy.header("should-retry"), Some("true"));
+    assert_eq!(busy.json()["error_code"], "idempotency_in_progress");
+    assert_eq!(create(PANIC).await.error(500), "internal error");
+    // The panic hurt nobody else.
+    assert_eq!(create("base").await.status, 201);
+}
+
+#[tokio::test]
+async fn malformed_requests() {
+    let face = Face::new();
+    for body in ["", "{", "[]", "null", r#"{"templateID":"b"} x"#, r#"{"templateID":5}"#, "\u{0}"] {
+        face.ask("POST", "/v2/sandboxes", body).await.error(400);
+    }
+    let typed = face.ask("POST", "/v2/sandboxes", r#"{"templateID":"b","timeout":"x"}"#).await.error(400);
+    assert!(typed.contains("timeout"), "{typed}");
+    let big = format!(r#"{{"templateID":"b","x":"{}"}}"#, "y".repeat(1 << 20));
+    face.ask("POST", "/v2/sandboxes", &big).await.error(413);
+    face.ask("GET", "/nope", "").await.error(404);
+    face.ask("GET", "/v2/sandboxes/", "").await.error(404);
+    let wrong = face.ask("PATCH", "/sandboxes", "").await;
+    wrong.error(405);
+    assert!(wrong.header("allow").is_some());
+    face.ask("GET", "/v2/sandboxes?metadata=%zz", "").await.error(400);
+    // Without a key nothing else is looked at.
+    face.send("POST", "/v2/sandboxes", &[], "{").await.error(401);
+    face.send("GET", "/sandboxes/BAD", &[], "").await.error(401);
+}
+
+#[tokio::test]
+async fn idempotency() {
+    let face = Face::new();
+    let create = |key: &'static str, body: &'static str| {
+        let face = &face;
+        async move {
+            let headers = [("x-api-key", KEY), ("idempotency-key", key)];
+            face.send("POST", "/v2/sandboxes", &headers, body).await
+        }
+    };
+    let first = create("k-1", r#"{"templateID":"b","metadata":{}}"#).await;
+    let again = create("k-1", r#"{ "templateID": "b", "timeout": 300 }"#).await;
+    assert_eq!((first.status, again.status), (201, 201));
+    assert_eq!(first.json(), again.json());
+    let other = create("k-1", r#"{"templateID":"b","timeout":301}"#).await;
+    other.error(422);
+    assert_eq!(other.json()["error_code"], "idempotency_request_mismatch");
+    create("", r#"{"templateID":"b"}"#).await.error(400);
+    create("a b", r#"{"templateID":"b"}"#).await.error(400);
+}
+
+#[tokio::test]
+async fn verbs_of_one_sandbox() {
+    let face = Face::new();
+    let id = face.create(r#"{"templateID":"base","timeout":60}"#).await;
+    let end = |face: &Face| face.fake.row(&id).unwrap().end_at.since(Timestamp::from_millis(0)).as_secs();
+    let path = format!("/sandboxes/{id}");
+
+    let detail = face.ask("GET", &format!("{path}-6532622b"), "").await.json();
+    assert_eq!(detail["sandboxID"], id.as_str());
+    assert_eq!(detail["lifecycle"], json!({"autoResume": false, "onTimeout": "kill"}));
+    assert_eq!(detail["state"], "running");
+
+    let answer = face.ask("POST", &format!("/v2{path}/connect"), "").await;
+    assert_eq!((answer.status, end(&face)), (200, 300));
+    assert_eq!(answer.json()["envdAccessToken"], "token");
+    assert_eq!(face.ask("POST", &format!("{path}/connect"), r#"{"timeout":5}"#).await.status, 200);
+    assert_eq!(end(&face), 300, "connect never shortens");
+    face.ask("POST", &format!("{path}/connect"), "{}").await.error(400);
+    face.ask("POST", &format!("/v2{path}/connect"), r#"{"timeout":0}"#).await.error(400);
+
+    let answer = face.ask("POST", &format!("{path}/timeout"), r#"{"timeout":10}"#).await;
+    assert_eq!((answer.status, answer.body.as_str(), end(&face)), (204, "", 10));
+    assert_eq!(face.ask("POST", &format!("{path}/timeout"), r#"{"timeout":0}"#).await.status, 204);
+    face.ask("POST", &format!("{path}/timeout"), r#"{"timeout":-1}"#).await.error(400);
+    face.ask("POST", &format!("{path}/timeout"), "").await.error(400);
+
+    assert_eq!(face.ask("POST", &format!("{path}/refreshes"), "").await.status, 204);
+    assert_eq!(end(&face), 15);
+    assert_eq!(face.ask("POST", &format!("{path}/refreshes"), r#"{"duration":3600}"#).await.status, 204);
+    assert_eq!(end(&face), 3600);
+    face.ask("POST", &format!("{path}/refreshes"), r#"{"duration":3601}"#).await.error(400);
+
+    // Another team sees nothing of it, and can't do anything to it.
+    for (method, path) in [
+        ("GET", path.clone()),
+        ("DELETE", path.clone()),
+        ("POST", format!("{path}/timeout")),
+        ("POST", format!("{path}/refreshes")),
+        ("POST", format!("{path}/connect")),
+        ("POST", format!("/v2{path}/connect")),
+        ("GET", format!("/v1{path}")),
+    ] {
+        let answer = face.send(method, &path, &[("x-api-key", OTHER_KEY)], r#"{"timeout":1}"#).await;
+        answer.error(404);
+    }
+    assert_eq!(face.send("GET", "/v2/sandboxes", &[("x-api-key", OTHER_KEY)], "").await.body, "[]");
+
+    assert_eq!(face.ask("DELETE", &path, "").await.status, 204);
+    face.ask("DELETE", &path, "").await.error(404);
+    face.ask("GET", &path, "").await.error(404);
+    face.ask("DELETE", "/sandboxes/non-existing", "").await.error(404);
+    assert_eq!(face.ask("DELETE", "/sandboxes/NO", "").await.error(400), "Invalid sandbox ID");
+}
+
+#[tokio::test]
+async fn lists_page_filter_and_order() {
+    let face = Face::new();
+    let mut ids = Vec::new();
+    for n in 0..5 {
+        let body = json!({"templateID": "base", "metadata": {"n": (n % 2).to_string(), "s": "b c"}});
+        ids.push(face.create(&body.to_string()).await);
+    }
+    let listed = |answer: &Answer| {
+        let rows = answer.json();
+        let ids = rows.as_array().unwrap().iter().map(|row| row["sandboxID"].as_str().unwrap().to_owned());
+        ids.collect::<Vec<_>>()
+    };
+    for (order, expected) in [("asc", ids.clone()), ("desc", ids.iter().rev().cloned().collect::<Vec<_>>())] {
+        let mut got = Vec::new();
+        let mut token = String::new();
+        loop {
+            let path = format!("/v2/sandboxes?limit=2&order={order}&nextToken={token}");
+            let answer = face.ask("GET", &path, "").await;
+            got.extend(listed(&answer));
+            match answer.header("x-next-token") {
+                Some(next) => token = next.to_owned(),
+                None => break,
+            }
+        }
+        assert_eq!(got, expected, "{order}");
+    }
+    let odd = face.ask("GET", "/v2/sandboxes?order=asc&metadata=n%3D1%26s%3Db%252520c", "").await;
+    assert_eq!(listed(&odd), [ids[1].clone(), ids[3].clone()]);
+    let v1 = face.ask("GET", "/sandboxes?metadata=n=1", "").await;
+    assert_eq!(listed(&v1), [ids[3].clone(), ids[1].clone()]);
+    assert_eq!(face.ask("GET", "/v2/sandboxes?state=paused", "").await.body, "[]");
+    assert_eq!(face.ask("GET", "/v2/sandboxes?template=unknown", "").await.body, "[]");
+    let late = face.ask("GET", "/v2/sandboxes?startedAfter=1970-01-01T00:00:03Z&order=asc", "").await;
+    assert_eq!(listed(&late), ids[3..]);
+}
+
+#[tokio::test]
+async fn native_answers_say_what_isolates() {
+    let face = Face::new();
+    let id = face.create(r#"{"templateID":"base","envVars":{"S":"hunter2"}}"#).await;
+    let info = face.ask("GET", "/v1/info", "").await.json();
+    assert_eq!(
+        info["engine"],
+        json!({"name": "fake", "version": "1", "isolation": "none", "checkpoint": false})
+    );
+    let answer = face.ask("GET", &format!("/v1/sandboxes/{id}"), "").await;
+    let sandbox = answer.json();
+    assert_eq!(sandbox["engine"], "fake");
+    assert_eq!(sandbox["network"], "sealed");
+    assert_eq!(sandbox["usage"]["cpu_micros"], 7);
+    assert_eq!(sandbox["events"][0]["at"], "1970-01-01T00:00:00.000Z");
+    assert_eq!(sandbox["limits"]["memory_mib"], 1024);
+    assert!(!answer.body.contains("hunter2") && !answer.body.contains("token\""), "{}", answer.body);
+    let list = face.ask("GET", "/v1/sandboxes", "").await.json();
+    assert_eq!(list[0]["id"], id.as_str());
+}
+
+#[tokio::test]
+async fn browsers_may_call_from_anywhere() {
+    let face = Face::new();
+    let preflight = [
+        ("origin", "https://app.test"),
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", "x-api-key,e2b-sandbox-id"),
+    ];
+    let answer = face.send(Method::OPTIONS.as_str(), "/v2/sandboxes", &preflight, "").await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("access-control-allow-origin"), Some("*"));
+    let answer =
+        face.send("GET", "/v2/sandboxes", &[("origin", "https://app.test"), ("x-api-key", KEY)], "").await;
+    assert!(answer.header("access-control-expose-headers").unwrap().contains("x-next-token"));
+}

@@ -1,0 +1,166 @@
+//! The listener: accepts, tells HTTP/1.1 from HTTP/2, bounds what a client can hold, and dispatches.
+
+mod connection;
+mod watch;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use http::header::HOST;
+use http::{HeaderValue, Request, Response};
+use hyper::body::Incoming;
+use sandglass_control::Control;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::ServiceExt as _;
+
+use crate::backend::Backend;
+use crate::edge::answer::{Failure, failed, unroutable};
+use crate::edge::target::{Target, host, route};
+use crate::edge::{Edge, Origin};
+use crate::router::{ApiState, router};
+
+/// How patient the server is.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    /// Connections at one time; more wait in the kernel's queue.
+    pub(crate) max_connections: usize,
+    /// From the first byte of a request to the end of its head.
+    pub(crate) head_timeout: Duration,
+    /// Between two requests.
+    pub(crate) keep_alive: Duration,
+    /// In a request, without a byte moving.
+    pub(crate) stall: Duration,
+    /// For open requests, once the server shuts down.
+    pub(crate) drain: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            max_connections: 4096,
+            head_timeout: Duration::from_secs(15),
+            // Longer than the 300 s for which clients keep a connection, so that they close it and not the server
+            // under their next request.
+            keep_alive: Duration::from_secs(10 * 60),
+            stall: Duration::from_secs(30 * 60),
+            drain: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Pause after a failed accept: the process is out of descriptors, and asking again at once would spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long work that no connection waits for may go on after shutdown.
+const LAST_WORK: Duration = Duration::from_secs(5);
+
+/// What all connections share.
+struct Shared {
+    backend: Arc<dyn Backend>,
+    router: Router,
+    edge: Edge,
+    settings: Settings,
+    tasks: TaskTracker,
+    /// No new requests.
+    shutdown: CancellationToken,
+    /// No requests at all.
+    force: CancellationToken,
+}
+
+/// Serves the REST faces and the edge until `shutdown` fires, and then for at most ten seconds what is open.
+///
+/// # Errors
+/// None at present: a connection that fails ends alone, and an accept that fails is tried again.
+pub async fn serve(listener: TcpListener, control: Control, shutdown: CancellationToken) -> io::Result<()> {
+    run(listener, Arc::new(control), shutdown, Settings::default()).await;
+    Ok(())
+}
+
+pub(crate) async fn run(
+    listener: TcpListener,
+    backend: Arc<dyn Backend>,
+    shutdown: CancellationToken,
+    settings: Settings,
+) {
+    let tasks = TaskTracker::new();
+    let force = CancellationToken::new();
+    let slots = Arc::new(Semaphore::new(settings.max_connections));
+    let drain = settings.drain;
+    let shared = Arc::new(Shared {
+        router: router(ApiState { backend: backend.clone(), tasks: tasks.clone() }),
+        edge: Edge::new(backend.clone(), tasks.clone(), force.clone()),
+        backend,
+        settings,
+        tasks: tasks.clone(),
+        shutdown: shutdown.clone(),
+        force: force.clone(),
+    });
+    loop {
+        let accepted = async {
+            let slot = slots.clone().acquire_owned().await;
+            (slot, listener.accept().await)
+        };
+        let (slot, accepted) = tokio::select! {
+            biased;
+            () = shutdown.cancelled() => break,
+            accepted = accepted => accepted,
+        };
+        match (slot, accepted) {
+            (Ok(slot), Ok((stream, peer))) => {
+                if let Err(error) = stream.set_nodelay(true) {
+                    tracing::debug!(%error, "the client went before it was served");
+                    continue;
+                }
+                tasks.spawn(connection::serve(shared.clone(), stream, peer.ip(), slot));
+            }
+            (_, Err(error)) => {
+                tracing::warn!(%error, "accept failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+            // Nobody closes the semaphore.
+            (Err(_), _) => break,
+        }
+    }
+    drop(listener);
+    tasks.close();
+    if tokio::time::timeout(drain, tasks.wait()).await.is_err() {
+        force.cancel();
+        if tokio::time::timeout(LAST_WORK, tasks.wait()).await.is_err() {
+            tracing::warn!(tasks = tasks.len(), "shut down with work still going on");
+        }
+    }
+}
+
+impl Shared {
+    /// Answers one request.
+    async fn dispatch(&self, request: Request<Incoming>, peer: IpAddr) -> Result<Response<Body>, Infallible> {
+        let named = host(request.version(), request.uri(), request.headers());
+        let target = named.and_then(|host| route(&host, self.backend.domain(), request.headers()));
+        Ok(match target {
+            Err(reason) => unroutable(reason),
+            Ok(Target::Api) => {
+                let Ok(answer) = self.router.clone().oneshot(request.map(Body::new)).await;
+                answer
+            }
+            Ok(Target::Nowhere { id }) => failed(Failure::NotFound, &id, request.headers()),
+            Ok(Target::Sandbox { id, port }) => {
+                let host = request.uri().authority().map_or_else(
+                    || request.headers().get(HOST).cloned(),
+                    |authority| HeaderValue::try_from(authority.as_str()).ok(),
+                );
+                self.edge.handle(&id, port, request, Origin { peer, host }).await
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
