@@ -1,2 +1,34 @@
-//! The agent in every sandbox.
-fn main() {}
+//! The agent in every sandbox: PID 1, the guest API, and what `sudo` talks to.
+//!
+//! One binary under several names: as PID 1, or with `init`, it is the agent; as `sudo` it is the client that
+//! asks the agent to run a command as another user; with `serve` it serves the guest API on a TCP port, for
+//! development.
+
+mod agent;
+mod blocking;
+mod dev;
+mod exec;
+mod files;
+mod filesystem;
+mod http;
+mod job;
+mod log;
+mod path;
+mod process;
+mod reaper;
+mod settings;
+mod users;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut args = std::env::args();
+    let _name = args.next();
+    match args.next().as_deref() {
+        Some("serve") => dev::main(args),
+        _ => {
+            log::line("usage: sandglass-guest init | serve --listen ADDRESS:PORT");
+            ExitCode::from(2)
+        }
+    }
+}

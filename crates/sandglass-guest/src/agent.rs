@@ -1,0 +1,77 @@
+//! What all parts of the agent share.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use tokio_util::task::TaskTracker;
+
+use crate::blocking::Blocking;
+use crate::job::Jobs;
+use crate::process::Registry;
+use crate::reaper::Reaper;
+use crate::settings::Current;
+use crate::users::Users;
+
+/// The agent.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    /// What the server configured.
+    pub settings: Current,
+    /// What clients started.
+    pub processes: Registry,
+    /// Starts and collects processes.
+    pub reaper: Reaper,
+    /// Groups of processes.
+    pub jobs: Jobs,
+    /// For work that waits.
+    pub blocking: Blocking,
+    /// All tasks that outlive a request.
+    pub tasks: TaskTracker,
+    /// The file system that is served.
+    pub root: PathBuf,
+    cpu_times: Mutex<(u64, u64)>,
+}
+
+impl Agent {
+    /// An agent that is not configured yet.
+    ///
+    /// # Errors
+    /// Its thread could not be started.
+    pub(crate) fn new(jobs: Jobs) -> std::io::Result<Self> {
+        Ok(Self {
+            settings: Current::default(),
+            processes: Registry::new(),
+            reaper: Reaper::start()?,
+            jobs,
+            blocking: Blocking::default(),
+            tasks: TaskTracker::new(),
+            root: PathBuf::from("/"),
+            cpu_times: Mutex::default(),
+        })
+    }
+
+    /// Remembers the processor times of a look at the metrics, and returns those of the look before.
+    pub(crate) fn last_cpu_times(&self, now: (u64, u64)) -> (u64, u64) {
+        std::mem::replace(&mut self.cpu_times.lock().unwrap_or_else(PoisonError::into_inner), now)
+    }
+
+    /// The users of the sandbox as they are now.
+    ///
+    /// # Errors
+    /// The files could not be read.
+    pub(crate) fn users(&self) -> std::io::Result<Users> {
+        Users::read(&self.root)
+    }
+}
+
+/// The runtime of the agent: one thread that answers, and a few that may wait.
+///
+/// # Errors
+/// No descriptors or threads are left.
+pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(crate::blocking::THREADS)
+        .thread_stack_size(512 * 1024)
+        .build()
+}

@@ -1,0 +1,158 @@
+//! Contents of files, streamed both ways over plain HTTP.
+
+mod download;
+mod range;
+mod upload;
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Extension;
+use axum::extract::{Query, Request, State};
+use axum::response::Response;
+use http::{HeaderMap, Method, StatusCode};
+use serde::Deserialize;
+
+use crate::agent::Agent;
+use crate::http::auth::{self, Signed};
+use crate::http::reply::error;
+use crate::path::{self, PathError};
+use crate::process::absolute;
+use crate::settings::Settings;
+use crate::users::User;
+
+/// Bytes that are read or written at once, on a thread that may wait for the disk.
+const CHUNK: usize = 256 * 1024;
+
+/// The query of both directions.
+#[derive(Debug, Deserialize)]
+pub(crate) struct FileQuery {
+    path: Option<String>,
+    username: Option<String>,
+    signature: Option<String>,
+    signature_expiration: Option<i64>,
+}
+
+/// A refusal that is answered as it is.
+#[derive(Debug)]
+struct Refusal(StatusCode, String);
+
+impl Refusal {
+    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self(status, message.into())
+    }
+
+    fn into_response(self) -> Response {
+        error(self.0, &self.1)
+    }
+}
+
+impl From<PathError> for Refusal {
+    fn from(error: PathError) -> Self {
+        match &error {
+            PathError::NotFound(_) => Self::new(StatusCode::NOT_FOUND, error.to_string()),
+            PathError::NotADirectory(_) | PathError::Invalid(_) | PathError::Loop(_) => {
+                Self::new(StatusCode::BAD_REQUEST, error.to_string())
+            }
+            PathError::Magic(_) => Self::new(StatusCode::FORBIDDEN, error.to_string()),
+            PathError::Io { errno, .. } => Self::io(&error.to_string(), *errno),
+        }
+    }
+}
+
+impl Refusal {
+    /// A step that the kernel refused.
+    fn io(step: &str, errno: rustix::io::Errno) -> Self {
+        use rustix::io::Errno;
+        match errno {
+            Errno::NOSPC | Errno::DQUOT => {
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "not enough disk space available")
+            }
+            Errno::NOENT => Self::new(StatusCode::NOT_FOUND, format!("{step}: {errno}")),
+            Errno::ISDIR | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::TXTBSY => {
+                Self::new(StatusCode::BAD_REQUEST, format!("{step}: {errno}"))
+            }
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => {
+                Self::new(StatusCode::FORBIDDEN, format!("{step}: {errno}"))
+            }
+            _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{step}: {errno}")),
+        }
+    }
+}
+
+/// Who asks, and for what.
+struct Access {
+    agent: Arc<Agent>,
+    settings: Arc<Settings>,
+    user: User,
+}
+
+impl Access {
+    fn new(
+        agent: Arc<Agent>,
+        settings: Arc<Settings>,
+        query: &FileQuery,
+        headers: &HeaderMap,
+        operation: &'static str,
+    ) -> Result<Self, Refusal> {
+        let signed = Signed {
+            path: query.path.as_deref().unwrap_or(""),
+            operation,
+            user: query.username.as_deref().unwrap_or(""),
+            signature: query.signature.as_deref(),
+            expiration: query.signature_expiration,
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        auth::check_file_access(&settings, headers, &signed, i64::try_from(now).unwrap_or(i64::MAX))
+            .map_err(|message| Refusal::new(StatusCode::UNAUTHORIZED, message))?;
+        let named = query.username.as_deref().filter(|name| !name.is_empty());
+        let name = named
+            .or_else(|| settings.default_user())
+            .ok_or_else(|| Refusal::new(StatusCode::BAD_REQUEST, "no user specified"))?;
+        let user =
+            auth::look_up(&agent, name).map_err(|message| Refusal::new(StatusCode::UNAUTHORIZED, message))?;
+        Ok(Self { agent, settings, user })
+    }
+
+    fn clean(&self, path: &str) -> Result<String, Refusal> {
+        let path = absolute(path, &self.user, &self.settings)
+            .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.message.unwrap_or_default()))?;
+        Ok(path::clean(&path)?)
+    }
+
+    fn root(&self) -> Result<OwnedFd, Refusal> {
+        path::open_root(&self.agent.root)
+            .map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+    }
+}
+
+/// `GET /files`.
+pub(crate) async fn download(
+    State(agent): State<Arc<Agent>>,
+    Extension(settings): Extension<Arc<Settings>>,
+    Query(query): Query<FileQuery>,
+    method: Method,
+    headers: HeaderMap,
+) -> Response {
+    let result = match Access::new(agent, settings, &query, &headers, "read") {
+        Ok(access) => download::serve(access, query.path.unwrap_or_default(), method, headers).await,
+        Err(refusal) => Err(refusal),
+    };
+    result.unwrap_or_else(Refusal::into_response)
+}
+
+/// `POST /files`.
+pub(crate) async fn upload(
+    State(agent): State<Arc<Agent>>,
+    Extension(settings): Extension<Arc<Settings>>,
+    Query(query): Query<FileQuery>,
+    request: Request,
+) -> Response {
+    let result = match Access::new(agent, settings, &query, request.headers(), "write") {
+        Ok(access) => upload::receive(access, query.path, request, &mut HashSet::new()).await,
+        Err(refusal) => Err(refusal),
+    };
+    result.unwrap_or_else(Refusal::into_response)
+}

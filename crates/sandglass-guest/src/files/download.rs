@@ -1,0 +1,211 @@
+//! Sends a file without holding it in memory.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::stream;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use rustix::fs::{FileType as Kind, Mode, OFlags, Stat};
+
+use super::range::{self, Wanted};
+use super::{Access, CHUNK, Refusal};
+use crate::agent::Agent;
+use crate::http::date::http_date;
+use crate::path::{Walk, borrow, file_type, resolve};
+
+/// What RFC 8187 leaves as it is in a file name.
+const EXTENDED: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'.').remove(b'-').remove(b'_').remove(b'~').remove(b'!').remove(b'+');
+
+struct Open {
+    file: OwnedFd,
+    stat: Stat,
+    name: String,
+    head: Bytes,
+}
+
+fn open(access: &Access, path: &str) -> Result<Open, Refusal> {
+    let path = access.clean(path)?;
+    let root = access.root()?;
+    let place = resolve(borrow(&root), &path, Walk::FOLLOW)?;
+    check(place.existing()?, &path)?;
+    let refused = |errno| Refusal::io(&format!("opening '{path}' failed"), errno);
+    let file = place.open(OFlags::RDONLY, Mode::empty()).map_err(refused)?;
+    // Again: something else may have taken its place.
+    let stat = rustix::fs::fstat(&file).map_err(refused)?;
+    check(&stat, &path)?;
+    let mut head = vec![0; 512];
+    let filled = rustix::io::pread(&file, &mut head, 0).map_err(refused)?;
+    head.truncate(filled);
+    let name = path.rsplit('/').next().unwrap_or_default().to_owned();
+    Ok(Open { file, stat, name, head: head.into() })
+}
+
+fn check(stat: &Stat, path: &str) -> Result<(), Refusal> {
+    match file_type(stat) {
+        Kind::RegularFile => Ok(()),
+        Kind::Directory => {
+            Err(Refusal::new(StatusCode::BAD_REQUEST, format!("path '{path}' is a directory")))
+        }
+        _ => Err(Refusal::new(StatusCode::BAD_REQUEST, format!("path '{path}' is not a regular file"))),
+    }
+}
+
+/// A media type from the name, or else from the first bytes.
+fn media_type(name: &str, head: &[u8]) -> &'static str {
+    let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase());
+    match extension.as_deref() {
+        Some("html" | "htm") => return "text/html; charset=utf-8",
+        Some("css") => return "text/css; charset=utf-8",
+        Some("js" | "mjs") => return "text/javascript; charset=utf-8",
+        Some("json") => return "application/json",
+        Some("txt" | "log" | "md" | "csv" | "py" | "sh" | "rs" | "toml" | "yaml" | "yml") => {
+            return "text/plain; charset=utf-8";
+        }
+        Some("xml") => return "text/xml; charset=utf-8",
+        Some("svg") => return "image/svg+xml",
+        Some("png") => return "image/png",
+        Some("jpg" | "jpeg") => return "image/jpeg",
+        Some("gif") => return "image/gif",
+        Some("webp") => return "image/webp",
+        Some("pdf") => return "application/pdf",
+        Some("wasm") => return "application/wasm",
+        _ => {}
+    }
+    let control = |byte: &u8| matches!(byte, 0..=8 | 11 | 14..=26 | 28..=31);
+    let text = match std::str::from_utf8(head) {
+        Ok(_) => true,
+        // The last character may be cut.
+        Err(error) => error.error_len().is_none(),
+    };
+    if text && !head.iter().any(|byte| control(byte)) {
+        "text/plain; charset=utf-8"
+    } else {
+        "application/octet-stream"
+    }
+}
+
+fn disposition(name: &str) -> HeaderValue {
+    let plain = !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic() && b != b'"' && b != b'\\');
+    let text = if plain {
+        format!("inline; filename=\"{name}\"")
+    } else {
+        format!("inline; filename*=utf-8''{}", utf8_percent_encode(name, EXTENDED))
+    };
+    HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("inline"))
+}
+
+/// Answers `GET` and `HEAD`.
+pub(super) async fn serve(
+    access: Access,
+    path: String,
+    method: Method,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let agent = Arc::clone(&access.agent);
+    let Open { file, stat, name, head } = agent.blocking.run(move || open(&access, &path)).await?;
+    let len = u64::try_from(stat.st_size).unwrap_or(0);
+    let modified = http_date(stat.st_mtime);
+    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+
+    let mut response = Response::new(Body::empty());
+    let out = response.headers_mut();
+    out.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type(&name, &head)));
+    out.insert(header::CONTENT_DISPOSITION, disposition(&name));
+    out.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    if let Ok(value) = HeaderValue::from_str(&modified) {
+        out.insert(header::LAST_MODIFIED, value);
+    }
+    // Dates are compared as texts: clients send back what they got.
+    if text(header::IF_MODIFIED_SINCE) == Some(modified.as_str()) && text(header::RANGE).is_none() {
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        return Ok(response);
+    }
+    let range_holds = text(header::IF_RANGE).is_none_or(|date| date == modified);
+    let wanted = range::parse(text(header::RANGE).filter(|_| range_holds), len);
+    let (start, count) = match wanted {
+        Wanted::Unsatisfiable => {
+            return Err(Refusal::new(StatusCode::RANGE_NOT_SATISFIABLE, format!("the file has {len} bytes")));
+        }
+        Wanted::Part(range) => {
+            let value = format!("bytes {}-{}/{len}", range.start(), range.end());
+            if let Ok(value) = HeaderValue::from_str(&value) {
+                out.insert(header::CONTENT_RANGE, value);
+            }
+            *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+            (*range.start(), range.end() - range.start() + 1)
+        }
+        // Files of /proc say that they are empty and are not: those are read to their end.
+        Wanted::All if len == 0 && !head.is_empty() => (0, u64::MAX),
+        Wanted::All => (0, len),
+    };
+    if count != u64::MAX {
+        response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(count));
+    }
+    if method != Method::HEAD && count > 0 {
+        *response.body_mut() = Body::from_stream(contents(agent, file, start, count));
+    }
+    Ok(response)
+}
+
+/// Bytes of a file from `offset`, at most `left`, read piece by piece as they are wanted.
+fn contents(
+    agent: Arc<Agent>,
+    file: OwnedFd,
+    offset: u64,
+    left: u64,
+) -> impl futures_util::Stream<Item = std::io::Result<Bytes>> {
+    let known = left != u64::MAX;
+    stream::try_unfold((agent, Arc::new(file), offset, left), move |(agent, file, offset, left)| async move {
+        if left == 0 {
+            return Ok(None);
+        }
+        let reader = Arc::clone(&file);
+        let wanted = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
+        let bytes = agent
+            .blocking
+            .run(move || {
+                let mut buffer = vec![0; wanted];
+                let n = rustix::io::pread(&*reader, &mut buffer, offset)?;
+                buffer.truncate(n);
+                std::io::Result::Ok(Bytes::from(buffer))
+            })
+            .await?;
+        let n = u64::try_from(bytes.len()).unwrap_or(0);
+        match n {
+            // Shorter than announced: the connection must break, or the client would believe it is whole.
+            0 if known => Err(std::io::ErrorKind::UnexpectedEof.into()),
+            0 => Ok(None),
+            n => Ok(Some((bytes, (agent, file, offset + n, left - n.min(left))))),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn media_types_come_from_names_then_from_bytes() {
+        assert_eq!(media_type("a.JSON", b""), "application/json");
+        assert_eq!(media_type("a", b"hello\n"), "text/plain; charset=utf-8");
+        assert_eq!(
+            media_type("a", "h\u{e4}".as_bytes().split_last().unwrap().1),
+            "text/plain; charset=utf-8"
+        );
+        assert_eq!(media_type("a", b"\x7fELF\x02\x01\x01\0"), "application/octet-stream");
+        assert_eq!(media_type("a", b"\xff\xfe"), "application/octet-stream");
+    }
+
+    #[test]
+    fn names_can_t_break_out_of_their_header() {
+        assert_eq!(disposition("a.txt"), "inline; filename=\"a.txt\"");
+        assert_eq!(disposition("a\"b"), "inline; filename*=utf-8''a%22b");
+        assert_eq!(disposition("a\r\nb"), "inline; filename*=utf-8''a%0D%0Ab");
+        assert_eq!(disposition("\u{e4}"), "inline; filename*=utf-8''%C3%A4");
+    }
+}

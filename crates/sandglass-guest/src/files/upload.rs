@@ -1,0 +1,172 @@
+//! Receives files without holding them in memory.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{FromRequest as _, Multipart, Request};
+use axum::response::{IntoResponse as _, Response};
+use bytes::{Bytes, BytesMut};
+use futures_util::{Stream, StreamExt as _};
+use http::{StatusCode, header};
+use rustix::fs::{FileType as Kind, Gid, Mode, OFlags, Uid};
+use serde::Serialize;
+
+use super::{Access, CHUNK, Refusal};
+use crate::path::{Owner, Walk, borrow, file_type, resolve};
+
+/// Files in one request.
+const MAX_FILES: usize = 1000;
+
+/// A file that was written, as E2B's clients read it.
+#[derive(Debug, Serialize)]
+struct Written {
+    path: String,
+    name: String,
+    r#type: &'static str,
+}
+
+fn bad(message: impl Into<String>) -> Refusal {
+    Refusal::new(StatusCode::BAD_REQUEST, message)
+}
+
+/// Opens or makes the file at a clean path, empties it, and gives it to the user.
+fn create(access: &Access, path: &str) -> Result<OwnedFd, Refusal> {
+    let root = access.root()?;
+    let owner = Owner { uid: access.user.identity.uid, gid: access.user.identity.gid };
+    let walk = Walk { follow_last: true, make_parents: Some(owner), make_last: false };
+    let place = resolve(borrow(&root), path, walk)?;
+    let check = |stat: &rustix::fs::Stat| match file_type(stat) {
+        Kind::RegularFile => Ok(()),
+        Kind::Directory => Err(bad(format!("path is a directory: {path}"))),
+        _ => Err(bad(format!("path is not a regular file: {path}"))),
+    };
+    if let Some(stat) = &place.stat {
+        check(stat)?;
+    }
+    let refused = |errno| Refusal::io(&format!("opening '{path}' failed"), errno);
+    let flags = OFlags::WRONLY | OFlags::CREATE;
+    let file = place.open(flags, Mode::from_raw_mode(0o644)).map_err(refused)?;
+    // What was opened may not be what was there before; only now it is safe to change it.
+    check(&rustix::fs::fstat(&file).map_err(refused)?)?;
+    rustix::fs::ftruncate(&file, 0).map_err(refused)?;
+    rustix::fs::fchown(&file, Some(Uid::from_raw(owner.uid)), Some(Gid::from_raw(owner.gid)))
+        .map_err(refused)?;
+    Ok(file)
+}
+
+fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), Refusal> {
+    while !bytes.is_empty() {
+        match rustix::io::write(file, bytes) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(Refusal::io("writing failed", errno)),
+        }
+    }
+    Ok(())
+}
+
+/// Writes a stream to a file, a large piece at a time.
+async fn store<E: std::fmt::Display>(
+    access: &Arc<Access>,
+    path: String,
+    contents: impl Stream<Item = Result<Bytes, E>>,
+) -> Result<Written, Refusal> {
+    let blocking = &access.agent.blocking;
+    let opener = Arc::clone(access);
+    let target = path.clone();
+    let file = Arc::new(blocking.run(move || create(&opener, &target)).await?);
+    let mut contents = std::pin::pin!(contents);
+    let mut buffer = BytesMut::new();
+    loop {
+        let piece = contents.next().await;
+        let ended = piece.is_none();
+        if let Some(piece) = piece {
+            buffer.extend_from_slice(
+                &piece.map_err(|error| bad(format!("reading the request failed: {error}")))?,
+            );
+        }
+        if buffer.len() >= CHUNK || (ended && !buffer.is_empty()) {
+            let bytes = buffer.split().freeze();
+            let file = Arc::clone(&file);
+            blocking.run(move || write_all(&file, &bytes)).await?;
+        }
+        if ended {
+            break;
+        }
+    }
+    // On some file systems only closing tells that the disk is full.
+    let name = path.rsplit('/').next().unwrap_or_default().to_owned();
+    Ok(Written { path, name, r#type: "file" })
+}
+
+fn header_text(request: &Request<Body>, name: header::HeaderName) -> &str {
+    request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
+}
+
+/// Answers `POST`. `seen` collects the destinations of this request.
+pub(super) async fn receive(
+    access: Access,
+    path: Option<String>,
+    request: Request<Body>,
+    seen: &mut HashSet<String>,
+) -> Result<Response, Refusal> {
+    match header_text(&request, header::CONTENT_ENCODING) {
+        "" | "identity" => {}
+        other => return Err(bad(format!("unsupported content encoding: {other}"))),
+    }
+    let kind = header_text(&request, header::CONTENT_TYPE).split(';').next().unwrap_or("");
+    let kind = kind.trim().to_ascii_lowercase();
+    let access = Arc::new(access);
+    let written = match kind.as_str() {
+        "application/octet-stream" => {
+            let path = path
+                .filter(|path| !path.is_empty())
+                .ok_or_else(|| bad("path is required for octet-stream uploads"))?;
+            let path = access.clean(&path)?;
+            vec![store(&access, path, request.into_body().into_data_stream()).await?]
+        }
+        "multipart/form-data" => receive_form(&access, path, request, seen).await?,
+        other => return Err(bad(format!("unsupported content type: {other:?}"))),
+    };
+    Ok(Json(written).into_response())
+}
+
+async fn receive_form(
+    access: &Arc<Access>,
+    path: Option<String>,
+    request: Request<Body>,
+    seen: &mut HashSet<String>,
+) -> Result<Vec<Written>, Refusal> {
+    let unreadable = |error: &dyn std::fmt::Display| bad(format!("error parsing multipart form: {error}"));
+    let mut form = Multipart::from_request(request, &()).await.map_err(|error| unreadable(&error))?;
+    let mut written = Vec::new();
+    while let Some(field) = form.next_field().await.map_err(|error| unreadable(&error))? {
+        if field.name() != Some("file") {
+            continue;
+        }
+        let destination = match &path {
+            Some(path) if !written.is_empty() => {
+                return Err(bad(format!("more than one file for the path '{path}'")));
+            }
+            Some(path) => path.clone(),
+            // The client puts the whole path here, so it must not be cut to its last part.
+            None => field
+                .file_name()
+                .filter(|name| !name.is_empty())
+                .ok_or_else(|| bad("a file has no name"))?
+                .into(),
+        };
+        let destination = access.clean(&destination)?;
+        if !seen.insert(destination.clone()) {
+            return Err(bad(format!("you cannot upload multiple files to the same path '{destination}'")));
+        }
+        if seen.len() > MAX_FILES {
+            return Err(bad("too many files in one request"));
+        }
+        written.push(store(access, destination, field).await?);
+    }
+    Ok(written)
+}

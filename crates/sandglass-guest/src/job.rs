@@ -1,0 +1,185 @@
+//! Groups of processes that nothing escapes: one per command, and killing it ends all of it.
+//!
+//! A process can leave its session and its parent (a daemon does both), but not its control group. Any hierarchy
+//! will do, for neither limits nor accounting are wanted: gVisor has one without controllers named `job`.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
+
+/// Upper bound for the list of processes in one group, in bytes: 64 Ki processes.
+const MAX_PROCS: usize = 512 * 1024;
+
+/// How long ending a group may take. Processes that a kernel does not end in this time hang in it.
+const KILL_TIME: Duration = Duration::from_secs(5);
+
+/// Where groups are made.
+#[derive(Debug)]
+pub(crate) struct Jobs {
+    base: Option<Arc<OwnedFd>>,
+    next: AtomicU64,
+    /// Groups whose command has ended while something in them lives on.
+    lingering: Mutex<Vec<Arc<Job>>>,
+}
+
+/// One group.
+#[derive(Debug)]
+pub(crate) struct Job {
+    base: Arc<OwnedFd>,
+    name: String,
+    procs: OwnedFd,
+}
+
+impl Jobs {
+    /// Makes groups below a directory of a control group file system.
+    ///
+    /// # Errors
+    /// It can't be opened.
+    pub(crate) fn below(base: &Path) -> io::Result<Self> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let base = rustix::fs::openat(CWD, base, flags, Mode::empty())?;
+        Ok(Self { base: Some(Arc::new(base)), next: AtomicU64::new(1), lingering: Mutex::default() })
+    }
+
+    /// Makes no groups: ending a command ends only its process group. For development without control groups.
+    pub(crate) fn none() -> Self {
+        Self { base: None, next: AtomicU64::new(1), lingering: Mutex::default() }
+    }
+
+    /// Makes a group.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub(crate) fn create(&self) -> io::Result<Option<Arc<Job>>> {
+        self.sweep();
+        let Some(base) = &self.base else { return Ok(None) };
+        loop {
+            let name = format!("c{}", self.next.fetch_add(1, Ordering::Relaxed));
+            match rustix::fs::mkdirat(base, &name, Mode::from_raw_mode(0o755)) {
+                // A leftover of someone who made the name before.
+                Err(Errno::EXIST) => continue,
+                other => other?,
+            }
+            let flags = OFlags::RDWR | OFlags::CLOEXEC;
+            return match rustix::fs::openat(base, format!("{name}/cgroup.procs"), flags, Mode::empty()) {
+                Ok(procs) => Ok(Some(Arc::new(Job { base: Arc::clone(base), name, procs }))),
+                Err(error) => {
+                    let _ = rustix::fs::unlinkat(base, &name, AtFlags::REMOVEDIR);
+                    Err(error.into())
+                }
+            };
+        }
+    }
+
+    /// Takes over a group whose command has ended: it is removed once nothing is left in it.
+    pub(crate) fn retire(&self, job: Arc<Job>) {
+        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).push(job);
+        self.sweep();
+    }
+
+    fn sweep(&self) {
+        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).retain(|job| !job.remove());
+    }
+}
+
+impl Job {
+    /// The file through which a process joins.
+    pub(crate) fn procs(&self) -> BorrowedFd<'_> {
+        self.procs.as_fd()
+    }
+
+    /// Whether a process is in the group.
+    pub(crate) fn contains(&self, pid: Pid) -> bool {
+        self.pids().is_ok_and(|pids| pids.contains(&pid))
+    }
+
+    fn pids(&self) -> io::Result<Vec<Pid>> {
+        let mut text = vec![0; 4096];
+        let mut filled = 0;
+        loop {
+            let offset = u64::try_from(filled).unwrap_or(u64::MAX);
+            match rustix::io::pread(&self.procs, &mut text[filled..], offset) {
+                // It was removed meanwhile, so it was empty.
+                Ok(0) | Err(Errno::NODEV) => break,
+                Ok(n) => filled += n,
+                Err(errno) => return Err(errno.into()),
+            }
+            if filled == text.len() {
+                if filled >= MAX_PROCS {
+                    break;
+                }
+                text.resize(filled * 2, 0);
+            }
+        }
+        Ok(parse_procs(&text[..filled]))
+    }
+
+    /// Kills everything in the group, and whatever that forks meanwhile, until nothing is left. Blocks.
+    ///
+    /// # Errors
+    /// The group can't be read, or something survived for several seconds.
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        let deadline = Instant::now() + KILL_TIME;
+        let mut pause = Duration::from_micros(200);
+        loop {
+            let pids = self.pids()?;
+            if pids.is_empty() {
+                return Ok(());
+            }
+            for pid in pids {
+                let _ = rustix::process::kill_process(pid, Signal::KILL);
+            }
+            if Instant::now() > deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+
+    /// Removes the group if it is empty, and says whether it is gone.
+    fn remove(&self) -> bool {
+        matches!(rustix::fs::unlinkat(&self.base, &self.name, AtFlags::REMOVEDIR), Ok(()) | Err(Errno::NOENT))
+    }
+}
+
+/// Process ids of a `cgroup.procs` file. Never the agent itself or "every process".
+fn parse_procs(text: &[u8]) -> Vec<Pid> {
+    let own = rustix::process::getpid();
+    let lines = text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok());
+    lines
+        .filter_map(|line| line.parse::<i32>().ok())
+        .filter(|pid| *pid > 1)
+        .filter_map(Pid::from_raw)
+        .filter(|pid| *pid != own)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn never_signals_itself_everyone_or_init() {
+        let own = rustix::process::getpid().as_raw_nonzero();
+        let text = format!("1\n0\n-1\n-77\n{own}\n99999999999\nx\n\n7\n");
+        let pids: Vec<_> =
+            parse_procs(text.as_bytes()).iter().map(|pid| pid.as_raw_nonzero().get()).collect();
+        assert_eq!(pids, [7]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_parse_to_real_ids(text: Vec<u8>) {
+            prop_assert!(parse_procs(&text).iter().all(|pid| pid.as_raw_nonzero().get() > 1));
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Finds what a path names, one component at a time by descriptor, so that nobody who changes directories or
+//! links meanwhile can lead the agent, which is root, to another place than the one that was checked.
+//!
+//! Links are read and followed here, never by the kernel. Those of `/proc` are not followed at all: they lead
+//! into other processes, the agent included, and not to a path.
+
+use std::collections::VecDeque;
+use std::ffi::{CStr, CString, OsStr};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
+use rustix::io::Errno;
+
+/// Upper bound for a path, in bytes, as the kernel has it.
+pub(crate) const MAX_PATH: usize = 4096;
+
+/// Upper bound for one component, in bytes, as the kernel has it.
+pub(crate) const MAX_NAME: usize = 255;
+
+/// Links that one path may lead through, as the kernel has it.
+const MAX_LINKS: usize = 40;
+
+/// What `statfs` calls the file system of processes.
+const PROC_SUPER_MAGIC: i64 = 0x9fa0;
+
+/// A path that can't be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PathError {
+    /// It, or a directory on the way, does not exist.
+    #[error("path '{0}' does not exist")]
+    NotFound(String),
+    /// Something on the way is not a directory.
+    #[error("'{0}' is not a directory")]
+    NotADirectory(String),
+    /// Its links lead in a circle.
+    #[error("path '{0}' leads through too many symbolic links")]
+    Loop(String),
+    /// It could not be understood.
+    #[error("invalid path: {0}")]
+    Invalid(&'static str),
+    /// It leads through a link of `/proc`.
+    #[error("'{0}' is a link into another process, which is not followed")]
+    Magic(String),
+    /// The kernel refused.
+    #[error("accessing '{path}' failed")]
+    Io {
+        /// Where.
+        path: String,
+        /// Why.
+        #[source]
+        errno: Errno,
+    },
+}
+
+/// Where a path leads: a name in an open directory. The name is `.` if the path is a directory's own.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// The directory, opened for nothing but finding names in it.
+    pub dir: OwnedFd,
+    /// The name, which may be missing.
+    pub name: CString,
+    /// The whole path without links.
+    pub path: String,
+    /// What it is, not following a link; `None` if there is nothing.
+    pub stat: Option<Stat>,
+}
+
+/// Who owns directories that are made on the way.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Owner {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+/// How to walk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Walk {
+    /// Whether a link at the very end is followed.
+    pub follow_last: bool,
+    /// Whether missing directories are made, and for whom; the last component is not.
+    pub make_parents: Option<Owner>,
+    /// Whether the last component is made too, as a directory.
+    pub make_last: bool,
+}
+
+impl Walk {
+    /// To what a path names in the end.
+    pub(crate) const FOLLOW: Self = Self { follow_last: true, make_parents: None, make_last: false };
+    /// To the name itself, which may be a link.
+    pub(crate) const NO_FOLLOW: Self = Self { follow_last: false, make_parents: None, make_last: false };
+}
+
+/// Takes `.`, `..` and doubled slashes out of an absolute path, without looking at the file system. That is what
+/// E2B's daemon does, so `..` after a link means the link's own directory.
+pub(crate) fn clean(path: &str) -> Result<String, PathError> {
+    if path.len() > MAX_PATH {
+        return Err(PathError::Invalid("longer than 4096 bytes"));
+    }
+    if path.contains('\0') {
+        return Err(PathError::Invalid("it contains a NUL byte"));
+    }
+    if !path.starts_with('/') {
+        return Err(PathError::Invalid("not absolute"));
+    }
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop();
+            }
+            _ if part.len() > MAX_NAME => {
+                return Err(PathError::Invalid("a component is longer than 255 bytes"));
+            }
+            _ => parts.push(part),
+        }
+    }
+    Ok(format!("/{}", parts.join("/")))
+}
+
+/// The type of a file from its mode.
+pub(crate) fn file_type(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+const DIR_FLAGS: OFlags =
+    OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+fn lossy(parts: &[Vec<u8>], last: Option<&[u8]>) -> String {
+    let mut path = Vec::new();
+    for part in parts.iter().map(Vec::as_slice).chain(last) {
+        path.push(b'/');
+        path.extend_from_slice(part);
+    }
+    if path.is_empty() { "/".into() } else { String::from_utf8_lossy(&path).into_owned() }
+}
+
+fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = Vec<u8>> + '_ {
+    path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".").map(<[u8]>::to_vec)
+}
+
+struct Walker<'a> {
+    root: BorrowedFd<'a>,
+    dir: OwnedFd,
+    /// Where `dir` is.
+    at: Vec<Vec<u8>>,
+    pending: VecDeque<Vec<u8>>,
+    links: usize,
+}
+
+impl Walker<'_> {
+    fn here(&self, name: &[u8]) -> String {
+        lossy(&self.at, Some(name))
+    }
+
+    fn io(&self, name: &[u8]) -> impl FnOnce(Errno) -> PathError + use<> {
+        let path = self.here(name);
+        move |errno| match errno {
+            Errno::NOENT => PathError::NotFound(path),
+            Errno::NOTDIR => PathError::NotADirectory(path),
+            Errno::LOOP => PathError::Loop(path),
+            errno => PathError::Io { path, errno },
+        }
+    }
+
+    fn enter(&mut self, name: Vec<u8>) -> Result<(), PathError> {
+        let next = rustix::fs::openat(&self.dir, OsStr::from_bytes(&name), DIR_FLAGS, Mode::empty());
+        self.dir = match next {
+            // What was a directory or nothing a moment ago is now a link: someone plays tricks.
+            Err(Errno::LOOP | Errno::NOTDIR) => return Err(PathError::NotADirectory(self.here(&name))),
+            other => other.map_err(self.io(&name))?,
+        };
+        self.at.push(name);
+        Ok(())
+    }
+
+    fn follow(&mut self, name: &[u8]) -> Result<(), PathError> {
+        self.links += 1;
+        if self.links > MAX_LINKS {
+            return Err(PathError::Loop(self.here(name)));
+        }
+        let system = rustix::fs::fstatfs(&self.dir).map_err(self.io(name))?;
+        if system.f_type == PROC_SUPER_MAGIC {
+            return Err(PathError::Magic(self.here(name)));
+        }
+        let target =
+            rustix::fs::readlinkat(&self.dir, OsStr::from_bytes(name), Vec::new()).map_err(self.io(name))?;
+        let target = target.as_bytes();
+        if target.is_empty() || target.len() > MAX_PATH {
+            return Err(PathError::Invalid("the target of a link is too long"));
+        }
+        if target.starts_with(b"/") {
+            self.dir =
+                self.root.try_clone_to_owned().map_err(|_| PathError::Invalid("no descriptors are left"))?;
+            self.at.clear();
+        }
+        for part in components(target).rev() {
+            self.pending.push_front(part);
+        }
+        Ok(())
+    }
+
+    fn make(&self, name: &[u8], owner: Owner) -> Result<(), PathError> {
+        let name = OsStr::from_bytes(name);
+        match rustix::fs::mkdirat(&self.dir, name, Mode::from_raw_mode(0o755)) {
+            // Someone else was faster.
+            Err(Errno::EXIST) => return Ok(()),
+            other => other.map_err(self.io(name.as_bytes()))?,
+        }
+        rustix::fs::chownat(
+            &self.dir,
+            name,
+            Some(Uid::from_raw(owner.uid)),
+            Some(Gid::from_raw(owner.gid)),
+            AtFlags::SYMLINK_NOFOLLOW,
+        )
+        .map_err(self.io(name.as_bytes()))
+    }
+}
+
+fn look(dir: &OwnedFd, name: &[u8]) -> Result<Option<Stat>, Errno> {
+    match rustix::fs::statat(dir, OsStr::from_bytes(name), AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Walks an absolute path from `root`. Blocks.
+///
+/// # Errors
+/// As [`PathError`] says. That nothing has the last name is none of them.
+pub(crate) fn resolve(root: BorrowedFd<'_>, path: &str, walk: Walk) -> Result<Place, PathError> {
+    let path = clean(path)?;
+    let dir = root.try_clone_to_owned().map_err(|_| PathError::Invalid("no descriptors are left"))?;
+    let mut walker =
+        Walker { root, dir, at: Vec::new(), pending: components(path.as_bytes()).collect(), links: 0 };
+    while let Some(name) = walker.pending.pop_front() {
+        if name == b".." {
+            // Only links hold these. Above the root is the root.
+            walker.dir =
+                rustix::fs::openat(&walker.dir, c"..", DIR_FLAGS, Mode::empty()).map_err(walker.io(b".."))?;
+            walker.at.pop();
+            continue;
+        }
+        if name.len() > MAX_NAME {
+            return Err(PathError::Invalid("a component is longer than 255 bytes"));
+        }
+        let last = walker.pending.is_empty();
+        let mut stat = look(&walker.dir, &name).map_err(walker.io(&name))?;
+        if let (None, Some(owner)) = (&stat, walk.make_parents)
+            && (!last || walk.make_last)
+        {
+            walker.make(&name, owner)?;
+            stat = look(&walker.dir, &name).map_err(walker.io(&name))?;
+        }
+        let is_link = stat.as_ref().is_some_and(|stat| file_type(stat) == FileType::Symlink);
+        if is_link && (!last || walk.follow_last) {
+            walker.follow(&name)?;
+            continue;
+        }
+        if last {
+            let path = walker.here(&name);
+            let name = CString::new(name).map_err(|_| PathError::Invalid("it contains a NUL byte"))?;
+            return Ok(Place { dir: walker.dir, name, path, stat });
+        }
+        if stat.is_none() {
+            return Err(PathError::NotFound(walker.here(&name)));
+        }
+        walker.enter(name)?;
+    }
+    let stat = look(&walker.dir, b".").map_err(walker.io(b"."))?;
+    Ok(Place { path: lossy(&walker.at, None), dir: walker.dir, name: c".".into(), stat })
+}
+
+impl Place {
+    /// What is there.
+    ///
+    /// # Errors
+    /// [`PathError::NotFound`].
+    pub(crate) fn existing(&self) -> Result<&Stat, PathError> {
+        self.stat.as_ref().ok_or_else(|| PathError::NotFound(self.path.clone()))
+    }
+
+    /// Opens it, without following a link that has taken its place, and without waiting for the other side of a
+    /// FIFO. Check afterwards what was opened.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub(crate) fn open(&self, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+        let guard = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.dir, &self.name, flags | guard, mode)
+    }
+
+    /// Whether it is a directory's own name, which can't be removed or renamed in it.
+    pub(crate) fn is_self(&self) -> bool {
+        self.name.as_c_str() == c"."
+    }
+
+    /// The name as it is on disk.
+    pub(crate) fn name(&self) -> &CStr {
+        &self.name
+    }
+}
+
+/// Opens the root of the file system that is served.
+///
+/// # Errors
+/// The kernel refused.
+pub(crate) fn open_root(root: &std::path::Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(rustix::fs::CWD, root, DIR_FLAGS, Mode::empty())?)
+}
+
+/// A descriptor of the root, for [`resolve`].
+pub(crate) fn borrow(root: &OwnedFd) -> BorrowedFd<'_> {
+    root.as_fd()
+}
+
+#[cfg(test)]
+mod tests;
