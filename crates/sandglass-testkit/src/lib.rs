@@ -1,2 +1,2 @@
-//! Test server, fakes and bounded waits; a dev-dependency only.
+//! What tests of several crates share. A dev-dependency only.
 #![forbid(unsafe_code)]

@@ -1,0 +1,173 @@
+//! The rules that hold for the workspace as a whole, each as a test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use fs_err as fs;
+
+/// A crate may depend on crates of lower layers only. The guest shares with the server nothing but the vocabulary and
+/// the protocol, so that what the server needs can never grow the binary that lives with the enemy.
+const LAYERS: [(&str, u32); 11] = [
+    ("sandglass-types", 0),
+    ("sandglass-proto", 0),
+    ("sandglass-linux", 1),
+    ("sandglass-egress", 1),
+    ("sandglass-store", 1),
+    ("sandglass-engine", 2),
+    ("sandglass-control", 3),
+    ("sandglass-api", 4),
+    ("sandglass", 5),
+    ("sandglass-guest", 1),
+    ("sandglass-testkit", 6),
+];
+
+/// Crates that may hold `unsafe`: the wrappers over the kernel, and the guest.
+const MAY_BE_UNSAFE: [&str; 2] = ["sandglass-linux", "sandglass-guest"];
+
+/// Longest source file, in lines.
+const MAX_LINES: usize = 800;
+
+/// Crates that must not come in: a second TLS provider, C libraries of the system, another allocator of trust.
+const BANNED: [&str; 4] = ["aws-lc-sys", "openssl-sys", "native-tls", "libseccomp-sys"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+fn manifests() -> BTreeMap<String, toml::Table> {
+    fs::read_dir(root().join("crates"))
+        .unwrap()
+        .map(|entry| {
+            let text = fs::read_to_string(entry.unwrap().path().join("Cargo.toml")).unwrap();
+            let manifest: toml::Table = text.parse().unwrap();
+            (manifest["package"]["name"].as_str().unwrap().to_owned(), manifest)
+        })
+        .collect()
+}
+
+/// The files that git tracks, or would if they were added now.
+fn tracked() -> Vec<PathBuf> {
+    let listed = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(listed.status.success(), "git: {}", String::from_utf8_lossy(&listed.stderr));
+    let names = String::from_utf8(listed.stdout).unwrap();
+    let files: Vec<_> = names.split_terminator('\0').map(PathBuf::from).collect();
+    assert!(files.len() > 50, "git lists only {} files", files.len());
+    files.into_iter().filter(|file| root().join(file).is_file()).collect()
+}
+
+fn sources() -> impl Iterator<Item = (PathBuf, String)> {
+    let rust = tracked().into_iter().filter(|file| file.extension().is_some_and(|kind| kind == "rs"));
+    rust.map(|file| (file.clone(), fs::read_to_string(root().join(file)).unwrap()))
+}
+
+#[test]
+fn dependencies_point_down() {
+    let layers = BTreeMap::from(LAYERS);
+    let manifests = manifests();
+    let known: BTreeSet<_> = layers.keys().map(ToString::to_string).collect();
+    assert_eq!(manifests.keys().cloned().collect::<BTreeSet<_>>(), known, "a crate has no layer");
+    for (name, manifest) in &manifests {
+        let Some(dependencies) = manifest.get("dependencies").and_then(toml::Value::as_table) else {
+            continue;
+        };
+        for dependency in dependencies.keys().filter(|name| name.starts_with("sandglass")) {
+            let (upper, lower) = (layers[name.as_str()], layers[dependency.as_str()]);
+            assert!(lower < upper, "{name} (layer {upper}) depends on {dependency} (layer {lower})");
+            let shared = ["sandglass-types", "sandglass-proto"].contains(&dependency.as_str());
+            assert!(name != "sandglass-guest" || shared, "the guest depends on {dependency}");
+            assert_ne!(dependency, "sandglass-guest", "{name} depends on the guest");
+            assert_ne!(dependency, "sandglass-testkit", "{name} depends on the testkit outside its tests");
+        }
+    }
+}
+
+#[test]
+fn every_crate_obeys_the_lints_and_takes_versions_from_the_workspace() {
+    for (name, manifest) in manifests() {
+        assert_eq!(
+            manifest["lints"]["workspace"].as_bool(),
+            Some(true),
+            "{name} has no `[lints] workspace = true`"
+        );
+        for section in ["dependencies", "dev-dependencies", "build-dependencies"] {
+            let Some(dependencies) = manifest.get(section).and_then(toml::Value::as_table) else { continue };
+            for (dependency, spec) in dependencies {
+                let shared = spec.get("workspace").and_then(toml::Value::as_bool) == Some(true);
+                assert!(shared, "{name}: {dependency} must be `workspace = true`");
+            }
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_is_where_it_may_be() {
+    for name in manifests().keys().filter(|name| !MAY_BE_UNSAFE.contains(&name.as_str())) {
+        let source = root().join("crates").join(name).join("src");
+        let roots: Vec<_> =
+            ["lib.rs", "main.rs"].map(|file| source.join(file)).into_iter().filter(|f| f.exists()).collect();
+        assert!(!roots.is_empty(), "{name} has neither lib.rs nor main.rs");
+        for file in roots {
+            let text = fs::read_to_string(&file).unwrap();
+            assert!(text.contains("#![forbid(unsafe_code)]"), "{} lacks forbid(unsafe_code)", file.display());
+        }
+    }
+}
+
+#[test]
+fn files_are_small_and_modules_are_named() {
+    for (file, text) in sources() {
+        assert!(!file.ends_with("mod.rs"), "{}: name the module's file after it", file.display());
+        let lines = text.lines().count();
+        assert!(lines <= MAX_LINES, "{} has {lines} lines", file.display());
+    }
+}
+
+#[test]
+fn banned_crates_stay_out() {
+    let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
+    for banned in BANNED {
+        assert!(!lock.contains(&format!("name = \"{banned}\"")), "{banned} is in Cargo.lock");
+    }
+}
+
+#[test]
+fn no_file_names_a_registry_or_a_folder_of_one_machine() {
+    // Put together here, so that this file does not name them either.
+    let registries = [["deb", "debian", "org"], ["pypi", "python", "org"], ["registry", "npmjs", "org"]]
+        .map(|parts| parts.join("."));
+    let others = [["static", "crates", "io"].join("."), ["", "work", "main"].join("/")];
+    for file in tracked().into_iter().filter(|file| !file.ends_with("Cargo.lock")) {
+        let bytes = fs::read(root().join(&file)).unwrap();
+        let text = String::from_utf8_lossy(&bytes);
+        for name in registries.iter().chain(&others) {
+            assert!(!text.contains(name.as_str()), "{} contains {name}", file.display());
+        }
+    }
+}
+
+#[test]
+fn every_barrier_of_the_threat_model_names_tests_that_exist() {
+    let model = fs::read_to_string(root().join("docs/threat-model.md")).unwrap();
+    let named: BTreeSet<_> =
+        model.split('`').skip(1).step_by(2).filter_map(|code| code.strip_prefix("test:")).collect();
+    assert!(named.len() >= 20, "the threat model names only {} tests", named.len());
+    let tests: String = sources()
+        .map(|(_, text)| text)
+        .chain(
+            tracked()
+                .iter()
+                .filter(|file| file.extension().is_some_and(|kind| kind == "py"))
+                .map(|file| fs::read_to_string(root().join(file)).unwrap()),
+        )
+        .collect();
+    let missing: Vec<_> = named
+        .into_iter()
+        .filter(|name| !tests.contains(&format!("fn {name}(")) && !tests.contains(&format!("def {name}(")))
+        .collect();
+    assert_eq!(missing, [""; 0], "the threat model names tests that do not exist");
+}
