@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 
 pub mod engine;
+pub mod gvisor;
 pub mod host;
+pub mod network;
 
 pub use engine::{Engine, EngineError, EngineInfo, Exit, Isolation, SandboxSpec, Stats};

@@ -1,7 +1,7 @@
 //! Control groups, version 1 and version 2, as far as sandboxes need them.
 //!
-//! All groups of an instance lie under one parent, `sandglass-<instance>`, one leaf per sandbox. The limits
-//! themselves are written by the engine; here groups are made, found, read and removed. File formats:
+//! All groups of an instance lie under one parent, `sandglass-<instance>`, one leaf per sandbox. Here
+//! they are made, limited, found, read and removed. File formats:
 //! `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/` of the kernel.
 
 use std::io;
@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 mod counters;
 mod leaf;
+mod limit;
 
 pub use leaf::{Leaf, Usage};
+pub use limit::Ceiling;
 
 /// Where the kernel's groups are mounted by every distribution.
 pub const ROOT: &str = "/sys/fs/cgroup";

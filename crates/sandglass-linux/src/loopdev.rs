@@ -16,6 +16,12 @@ const MAX_RACES: usize = 128;
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
 const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
+/// `Documentation/admin-guide/devices.txt`.
+const LOOP_MAJOR: u32 = 7;
+
+/// `_IOR('X', 125, __u32)` of `uapi/linux/ext4.h`.
+const EXT4_IOC_SHUTDOWN: libc::Ioctl = 0x8004_587D_u32 as libc::Ioctl;
+const EXT4_GOING_FLAGS_NOLOGFLUSH: u32 = 2;
 
 /// `struct loop_info64` of `linux/loop.h`.
 #[repr(C)]
@@ -133,7 +139,11 @@ pub fn attached() -> io::Result<Vec<(u32, PathBuf)>> {
 /// # Errors
 /// `/sys` could not be read.
 pub fn backing_file(index: u32) -> io::Result<Option<PathBuf>> {
-    match std::fs::read(format!("/sys/block/loop{index}/loop/backing_file")) {
+    read_backing(&format!("/sys/block/loop{index}/loop/backing_file"))
+}
+
+fn read_backing(attribute: &str) -> io::Result<Option<PathBuf>> {
+    match std::fs::read(attribute) {
         Ok(mut path) => {
             if path.last() == Some(&b'\n') {
                 path.pop();
@@ -159,6 +169,49 @@ fn open_device(path: &Path) -> io::Result<OwnedFd> {
     rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| {
         io::Error::new(io::Error::from(errno).kind(), format!("{}: {errno}", path.display()))
     })
+}
+
+/// A file system that lies on a loop device, proved by the device's backing file.
+#[derive(Debug)]
+pub struct LoopMount(OwnedFd);
+
+impl LoopMount {
+    /// Takes a folder on a mounted file system; `None` unless that lies on a loop device over `backing`.
+    ///
+    /// # Errors
+    /// `/sys` could not be read.
+    pub fn of(folder: OwnedFd, backing: &Path) -> io::Result<Option<Self>> {
+        let device = rustix::fs::fstat(&folder)?.st_dev;
+        if rustix::fs::major(device) != LOOP_MAJOR {
+            return Ok(None);
+        }
+        let minor = rustix::fs::minor(device);
+        let found = read_backing(&format!("/sys/dev/block/{LOOP_MAJOR}:{minor}/loop/backing_file"))?;
+        Ok((found.as_deref() == Some(backing)).then_some(Self(folder)))
+    }
+
+    /// Writes everything that is not yet on the device.
+    ///
+    /// # Errors
+    /// The device could not be written.
+    pub fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::syncfs(&self.0)?)
+    }
+
+    /// Makes an ext4 file system forget what it has not written and refuse everything from now on, so that its
+    /// unmount has nothing to do. There is no way back but to mount it again.
+    ///
+    /// # Errors
+    /// It is another file system, or the caller is not root.
+    pub fn abandon(&self) -> io::Result<()> {
+        let how = EXT4_GOING_FLAGS_NOLOGFLUSH;
+        // SAFETY: the kernel reads one u32 from the pointer during the call; it lives until then.
+        if unsafe { libc::ioctl(self.0.as_raw_fd(), EXT4_IOC_SHUTDOWN, &raw const how) } == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
 }
 
 #[cfg(test)]

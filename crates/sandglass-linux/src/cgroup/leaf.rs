@@ -77,6 +77,10 @@ impl Leaf {
         Ok(())
     }
 
+    pub(super) const fn version(&self) -> Version {
+        self.version
+    }
+
     /// Whether the group exists in any hierarchy.
     #[must_use]
     pub fn exists(&self) -> bool {
@@ -165,7 +169,7 @@ impl Leaf {
         self.hierarchies.iter().map(|hierarchy| hierarchy.root.join(&self.path))
     }
 
-    fn folder(&self, controller: &'static str) -> Result<PathBuf, CgroupError> {
+    pub(super) fn folder(&self, controller: &'static str) -> Result<PathBuf, CgroupError> {
         let own = |hierarchy: &&Hierarchy| self.version == Version::V2 || hierarchy.has(controller);
         let hierarchy = self.hierarchies.iter().find(own).ok_or(CgroupError::NoController(controller))?;
         Ok(hierarchy.root.join(Path::new(&self.path)))

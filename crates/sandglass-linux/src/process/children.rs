@@ -271,10 +271,21 @@ impl Watch {
         self.identity
     }
 
-    /// How it ended; `None` while it runs, or if it was never this process's child.
+    /// How it ended, waiting up to `patience` for the reaper to say so; `None` if it runs on, or if it never became
+    /// this process's child.
     #[must_use]
-    pub fn status(&self) -> Option<ExitStatus> {
-        REGISTRY.lock().wanted.get(&self.identity.pid).copied().flatten()
+    pub fn status(&self, patience: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + patience;
+        let mut state = REGISTRY.lock();
+        loop {
+            let known = state.wanted.get(&self.identity.pid).copied()?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if known.is_some() || left.is_zero() {
+                return known;
+            }
+            let waited = REGISTRY.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 }
 

@@ -33,9 +33,6 @@ pub enum Step {
         /// The file system's own options.
         data: CString,
     },
-    /// Takes a mount out of this namespace at once, whether in use or not. A path that is no mount point is
-    /// left alone.
-    Detach(CString),
     /// Writes `0` to a `cgroup.procs` file: the child moves into that cgroup.
     JoinCgroup(CString),
     /// Opens `/dev/null` at this number, without close-on-exec, so that the program inherits a descriptor table
@@ -43,7 +40,7 @@ pub enum Step {
     ReserveDescriptor(RawFd),
     /// Makes `membarrier(2)` answer ENOSYS for the program and all its descendants.
     DenyMembarrier,
-    /// Raises `RLIMIT_NOFILE`, soft and hard.
+    /// Sets `RLIMIT_NOFILE`, soft and hard, or raises the soft limit to the hard one where more is not allowed.
     OpenFiles(u64),
 }
 
@@ -55,7 +52,6 @@ impl Step {
             Self::UnshareMounts => "unshare the mount namespace",
             Self::Propagate(_) => "change mount propagation",
             Self::Mount { .. } => "mount",
-            Self::Detach(_) => "detach a mount",
             Self::JoinCgroup(_) => "join a cgroup",
             Self::ReserveDescriptor(_) => "reserve a descriptor",
             Self::DenyMembarrier => "install the membarrier filter",
@@ -354,14 +350,6 @@ fn perform(step: &Step) -> libc::c_int {
             Step::Mount { source, target, fstype, flags, data } => {
                 libc::mount(source.as_ptr(), target.as_ptr(), fstype.as_ptr(), *flags, data.as_ptr().cast())
             }
-            Step::Detach(path) => {
-                let result = libc::umount2(path.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
-                if result < 0 && matches!(*libc::__errno_location(), libc::EINVAL | libc::ENOENT) {
-                    0
-                } else {
-                    result
-                }
-            }
             Step::JoinCgroup(path) => {
                 let fd = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
                 if fd < 0 {
@@ -376,7 +364,16 @@ fn perform(step: &Step) -> libc::c_int {
             }
             Step::DenyMembarrier => deny_membarrier(),
             Step::OpenFiles(limit) => {
-                let limit = libc::rlimit { rlim_cur: *limit, rlim_max: *limit };
+                let wanted = libc::rlimit { rlim_cur: *limit, rlim_max: *limit };
+                if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const wanted) == 0 {
+                    return 0;
+                }
+                // Root in a container may not raise the hard limit, but may always use it up.
+                let mut limit = wanted;
+                if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) < 0 {
+                    return -1;
+                }
+                limit.rlim_cur = limit.rlim_max;
                 libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit)
             }
         }

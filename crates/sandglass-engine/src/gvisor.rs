@@ -1,0 +1,504 @@
+//! The engine that runs everywhere: gVisor's `runsc`, a kernel in user space.
+//!
+//! # Where things are
+//! A sandbox is: a folder (disk image, OCI bundle, two FIFOs, a record), a control group, a pair of network
+//! namespaces, and the processes of `runsc`. All of them carry its id and the instance's.
+//!
+//! Its *mounts* (the ext4 disk and the overlay of agent, template and disk) exist only in the mount namespace of its
+//! own processes: the launcher makes them after `unshare` and before it becomes `runsc`, the gofer and the sandbox
+//! process inherit copies, and the namespace that they were made in ends with `runsc create`. So the kernel takes
+//! them down when the last process ends, also if the host is dead by then; there is nothing to unmount and nothing to
+//! leak. The loop device is set to detach with its last user. What has not been written to the disk is thrown away
+//! just before the kill ([`teardown::abandon_disk`]), or a full disk would take its time to be flushed for nobody.
+//!
+//! # What survives what
+//! The agent's standard input and output are FIFOs that it holds open for reading and writing, so a session can be
+//! opened again by path when a host has died. Its standard error is `/dev/null`: a pipe would block it as soon as
+//! nobody drains it, a file would grow without end. Diagnostics of the agent belong into its session.
+//!
+//! Processes are found by control group, and a pid is used only with its start time and within one boot. How far a
+//! sandbox has come is read from `runsc`'s own state file.
+
+mod airlocks;
+mod ceiling;
+mod disk;
+mod exit;
+mod image;
+mod layer;
+mod make;
+mod oci;
+mod paths;
+mod record;
+mod runsc;
+mod teardown;
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use sandglass_linux::cgroup::{self, CgroupError, Cgroups, Leaf};
+use sandglass_linux::process::{self, PidFd, Watch, adopt_orphans, boot_id};
+use sandglass_types::{InstanceId, SandboxId};
+
+use self::disk::no_room_or;
+use self::exit::{Evidence, classify};
+use self::image::{CHECKPOINT_TIMEOUT, Image, Unfinished};
+use self::layer::Layer;
+use self::make::Parts;
+use self::record::{Pinned, Record};
+use self::runsc::{Runsc, step};
+use crate::engine::{
+    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Isolation, Presence, SandboxSpec, SessionEnds,
+    Stats,
+};
+
+pub use self::airlocks::{AirlockError, Airlocks};
+pub use self::paths::{HostPaths, SandboxPaths};
+
+const NAME: &str = "gvisor";
+
+/// Time limit of the quick verbs of `runsc`, which take tens of milliseconds on an idle machine.
+const VERB_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long the rest of a sandbox may outlive its sandbox process before it counts as ended all the same.
+const STRAGGLERS: Duration = Duration::from_secs(2);
+
+/// How long the reaper may take to say how a process ended that has ended.
+const REAPER: Duration = Duration::from_secs(2);
+
+/// What the engine is made from.
+#[derive(Debug)]
+pub struct GvisorConfig {
+    /// Its folders. Only root may be able to write to them.
+    pub paths: HostPaths,
+    /// Whose sandboxes these are.
+    pub instance: InstanceId,
+    /// Path of the `runsc` program.
+    pub runsc: PathBuf,
+    /// Path of the static guest binary, PID 1 of every sandbox.
+    pub guest: PathBuf,
+    /// Its arguments, without its name.
+    pub guest_args: Vec<String>,
+    /// The network; without it, a sandbox has a loopback interface and nothing else.
+    pub airlocks: Option<Box<dyn Airlocks>>,
+}
+
+/// The gVisor engine.
+#[derive(Debug)]
+pub struct GvisorEngine {
+    paths: HostPaths,
+    runsc: Runsc,
+    layer: Layer,
+    args: Vec<String>,
+    airlocks: Option<Box<dyn Airlocks>>,
+    cgroups: Cgroups,
+    boot_id: String,
+    /// One lock a sandbox, held for as long as a verb changes it.
+    locks: Mutex<HashMap<SandboxId, Arc<Mutex<()>>>>,
+    /// Sandbox processes that this host became the parent of.
+    watches: Mutex<HashMap<SandboxId, Arc<Watch>>>,
+}
+
+impl GvisorEngine {
+    /// Prepares the folders, the control group of the instance and the agent's layer, and makes this process the
+    /// reaper of all its descendants (see [`sandglass_linux::process`]). Sandboxes that exist are not touched.
+    ///
+    /// # Errors
+    /// The step that failed: something is missing on this machine.
+    pub fn open(config: GvisorConfig) -> Result<Self, EngineError> {
+        let GvisorConfig { paths, instance, runsc, guest, guest_args, airlocks } = config;
+        let failed = |error: io::Error| no_room_or("prepare the folders", error);
+        for folder in [&paths.data, &paths.sandboxes(), &paths.images()] {
+            runsc::private_folder(folder).map_err(failed)?;
+        }
+        fs_err::create_dir_all(&paths.cache).map_err(failed)?;
+        // As the kernel names them, because that is what mounts and loop devices are compared with.
+        let paths = HostPaths {
+            data: fs_err::canonicalize(&paths.data).map_err(failed)?,
+            cache: fs_err::canonicalize(&paths.cache).map_err(failed)?,
+        };
+        for path in [&paths.data, &paths.cache] {
+            if !make::fits_in_mount_options(path) {
+                let said = format!("{} holds a character that mount options cannot", path.display());
+                return Err(step("prepare the folders", said));
+            }
+        }
+        adopt_orphans().map_err(|error| step("become a reaper", error))?;
+        let cgroups = Cgroups::detect(Path::new(cgroup::ROOT), instance.as_str())
+            .and_then(|cgroups| cgroups.make_parent().map(|()| cgroups))
+            .map_err(|error| step("prepare the control groups", error))?;
+        let args = std::iter::once(oci::GUEST_PATH.to_owned()).chain(guest_args).collect();
+        Ok(Self {
+            runsc: Runsc::open(&runsc, &paths.runsc_root())?,
+            layer: layer::ensure(&paths, &guest)?,
+            boot_id: boot_id().map_err(|error| step("read the boot id", error))?,
+            paths,
+            args,
+            airlocks,
+            cgroups,
+            locks: Mutex::default(),
+            watches: Mutex::default(),
+        })
+    }
+
+    /// Removes a checkpoint image; `Ok` if there is none.
+    ///
+    /// # Errors
+    /// The step that failed; call again.
+    pub fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        teardown::remove_folder(&self.paths.image(image))
+    }
+
+    /// The lock of one sandbox. Entries that nobody uses any more are dropped on the way.
+    fn lock_of(&self, id: &SandboxId) -> Arc<Mutex<()>> {
+        let mut locks = lock(&self.locks);
+        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        Arc::clone(locks.entry(id.clone()).or_default())
+    }
+
+    fn leaf(&self, id: &SandboxId) -> Result<Leaf, EngineError> {
+        self.cgroups.leaf(id.as_str()).map_err(|error| step("name the control group", error))
+    }
+
+    fn pinned(&self, spec: &SandboxSpec) -> Pinned {
+        Pinned { rootfs: spec.rootfs, agent: self.layer.digest, runsc: self.runsc.version.clone() }
+    }
+
+    /// The record of a sandbox that was made to the end.
+    fn record(&self, id: &SandboxId) -> Result<Record, EngineError> {
+        Record::read(&self.paths.sandbox(id).record(), id)
+            .filter(|record| record.sandbox.is_some())
+            .ok_or_else(|| EngineError::NotFound(id.clone()))
+    }
+
+    /// Its sandbox process, if that runs.
+    fn process(&self, record: &Record) -> Result<Option<PidFd>, EngineError> {
+        let failed = |error: io::Error| step("look at the sandbox process", error);
+        let Some(identity) = record.process(&self.boot_id) else { return Ok(None) };
+        let Some(fd) = identity.open().map_err(failed)? else { return Ok(None) };
+        // One that has ended and is not reaped yet still has its pid.
+        Ok((!fd.wait_end(Some(Instant::now())).map_err(failed)?).then_some(fd))
+    }
+
+    fn presence(&self, id: &SandboxId) -> Result<Presence, EngineError> {
+        let record = match self.record(id) {
+            Ok(record) => record,
+            Err(EngineError::NotFound(_)) => return Ok(Presence::Remains),
+            Err(error) => return Err(error),
+        };
+        if self.process(&record)?.is_none() {
+            return Ok(Presence::Remains);
+        }
+        Ok(self.runsc.status(id).map_or(Presence::Remains, Into::into))
+    }
+
+    /// The record, if the sandbox is in the state that the verb needs.
+    fn expect(&self, id: &SandboxId, wanted: Presence, verb: &'static str) -> Result<Record, EngineError> {
+        let record = self.record(id)?;
+        let presence = self.presence(id)?;
+        if presence == wanted {
+            return Ok(record);
+        }
+        let state = match presence {
+            Presence::Created => "created",
+            Presence::Running => "running",
+            Presence::Paused => "paused",
+            Presence::Remains => "ended",
+        };
+        Err(EngineError::WrongState { id: id.clone(), state, verb })
+    }
+
+    /// Makes a sandbox, from an image if there is one; takes it apart again if that fails.
+    fn make(&self, spec: &SandboxSpec, image: Option<&Image>) -> Result<(), EngineError> {
+        let id = &spec.id;
+        let lock_of = self.lock_of(id);
+        let _held = lock(&lock_of);
+        if self.paths.sandbox(id).dir().exists() || self.leaf(id)?.exists() {
+            return Err(EngineError::Exists(id.clone()));
+        }
+        if let Some(image) = image {
+            image.check(&self.pinned(spec), spec.limits)?;
+        }
+        let made = self.make_parts(spec, image);
+        if made.is_err()
+            && let Err(error) = self.remove(id)
+        {
+            tracing::warn!(%id, error = %sandglass_types::error::Chain(&error), "a half-made sandbox is left");
+        }
+        made
+    }
+
+    fn make_parts(&self, spec: &SandboxSpec, image: Option<&Image>) -> Result<(), EngineError> {
+        let id = &spec.id;
+        let rootfs = self.paths.rootfs(&spec.rootfs);
+        if !rootfs.is_dir() {
+            return Err(step("find the root file system", format!("there is no {}", rootfs.display())));
+        }
+        let paths = self.paths.sandbox(id);
+        let leaf = self.leaf(id)?;
+        runsc::private_folder(paths.dir()).map_err(|error| no_room_or("make the sandbox's folder", error))?;
+        let mut record = Record::new(id.clone(), self.pinned(spec), spec.limits, self.boot_id.clone());
+        let save = |record: &Record| {
+            record.write(&paths.record()).map_err(|error| no_room_or("write the record", error))
+        };
+        save(&record)?;
+        match image {
+            None => disk::blank(&self.paths, spec.limits.disk_mib(), &paths.disk())?,
+            Some(image) => disk::copy(&image.disk(), &paths.disk())
+                .map_err(|error| no_room_or("copy the image's disk", error))?,
+        }
+        let netns = match &self.airlocks {
+            Some(airlocks) => Some(airlocks.assign(id).map_err(|error| step("make the network", error))?),
+            None => None,
+        };
+        let oci = oci::spec(&oci::Input {
+            hostname: id.as_str(),
+            args: &self.args,
+            root: &paths.root_mount(),
+            tmp: &paths.disk_mount().join(disk::TMP),
+            netns: netns.as_deref(),
+            cgroups_path: &leaf.oci_path(),
+            limits: spec.limits,
+        });
+        make::write_files(&paths, &oci)?;
+        // Before `runsc`, which then leaves them as they are, and so that nothing of it ever runs without limits.
+        leaf.make()
+            .and_then(|()| leaf.limit(&ceiling::ceiling(spec.limits)))
+            .map_err(|error| step("make the control group", error))?;
+        let device = make::attach_disk(&paths)?;
+        let parts = Parts { paths: &paths, leaf: &leaf, layer: &self.layer.path, rootfs: &rootfs };
+        let before = make::before(&parts, &device)?;
+        let (bundle, pid_file) = (paths.bundle(), paths.pid_file());
+        let mut options =
+            vec![OsStr::new("--bundle"), bundle.as_os_str(), OsStr::new("--pid-file"), pid_file.as_os_str()];
+        let checkpoint = image.map(Image::checkpoint);
+        let verb = match &checkpoint {
+            None => "create",
+            Some(checkpoint) => {
+                options.extend([OsStr::new("--detach"), OsStr::new("--image-path"), checkpoint.as_os_str()]);
+                "restore"
+            }
+        };
+        let stdio = make::agent_stdio(&paths)?;
+        self.runsc.make(id, verb, &options, &paths.log(), before, stdio)?;
+        drop(device);
+        let identity = make::sandbox_process(&paths, &leaf)?;
+        let watch = process::watch(identity).map_err(|error| step("watch the sandbox process", error))?;
+        if let Some(watch) = watch {
+            lock(&self.watches).insert(id.clone(), Arc::new(watch));
+        }
+        record.sandbox = Some(identity.into());
+        save(&record)
+    }
+
+    /// Removes all that a sandbox owns, in whatever state it is. The caller holds its lock.
+    fn remove(&self, id: &SandboxId) -> Result<(), EngineError> {
+        let paths = self.paths.sandbox(id);
+        let leaf = self.leaf(id)?;
+        teardown::abandon_disk(&leaf, &paths.disk());
+        teardown::kill(&leaf)?;
+        lock(&self.watches).remove(id);
+        self.runsc.forget(id).map_err(|error| step("remove the state of runsc", error))?;
+        teardown::remove_group(&leaf)?;
+        if let Some(airlocks) = &self.airlocks {
+            airlocks.release(id).map_err(|error| step("end the network", error))?;
+        }
+        teardown::wait_detached(&paths.disk())?;
+        // Last, because it is what a list finds when all else is gone.
+        teardown::remove_folder(paths.dir())
+    }
+
+    fn known(&self, id: &SandboxId) -> Result<(), EngineError> {
+        if self.paths.sandbox(id).dir().exists() { Ok(()) } else { Err(EngineError::NotFound(id.clone())) }
+    }
+
+    fn evidence(&self, id: &SandboxId, watch: Option<&Watch>) -> Result<Evidence, EngineError> {
+        let leaf = self.leaf(id)?;
+        let count = |counted: Result<u64, CgroupError>| match counted {
+            // It is being removed at this moment.
+            Err(CgroupError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+            counted => counted.map_err(|error| step("read the counters", error)),
+        };
+        Ok(Evidence {
+            status: watch.and_then(|watch| watch.status(REAPER)),
+            oom_kills: count(leaf.oom_kills())?,
+            process_limit_hits: count(leaf.process_limit_hits())?,
+        })
+    }
+}
+
+impl Engine for GvisorEngine {
+    fn info(&self) -> EngineInfo {
+        EngineInfo {
+            name: NAME.into(),
+            version: self.runsc.version.clone(),
+            isolation: Isolation::UserspaceKernel,
+            checkpoint: true,
+        }
+    }
+
+    fn create(&self, spec: &SandboxSpec) -> Result<(), EngineError> {
+        self.make(spec, None)
+    }
+
+    fn start(&self, id: &SandboxId) -> Result<(), EngineError> {
+        let lock_of = self.lock_of(id);
+        let _held = lock(&lock_of);
+        self.expect(id, Presence::Created, "start")?;
+        self.runsc.verb(id, "start", &[], VERB_TIMEOUT)
+    }
+
+    fn pause(&self, id: &SandboxId) -> Result<(), EngineError> {
+        let lock_of = self.lock_of(id);
+        let _held = lock(&lock_of);
+        self.expect(id, Presence::Running, "pause")?;
+        self.runsc.verb(id, "pause", &[], VERB_TIMEOUT)
+    }
+
+    fn resume(&self, id: &SandboxId) -> Result<(), EngineError> {
+        let lock_of = self.lock_of(id);
+        let _held = lock(&lock_of);
+        self.expect(id, Presence::Paused, "resume")?;
+        self.runsc.verb(id, "resume", &[], VERB_TIMEOUT)
+    }
+
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
+        let lock_of = self.lock_of(id);
+        let _held = lock(&lock_of);
+        let record = self.expect(id, Presence::Paused, "checkpoint")?;
+        let target = self.paths.image(image);
+        if target.exists() {
+            return Err(EngineError::Exists(image.clone()));
+        }
+        let failed = |error: io::Error| no_room_or("write the image", error);
+        let unfinished = Unfinished::begin(&self.paths.images()).map_err(failed)?;
+        let checkpoint = unfinished.image().checkpoint();
+        // Without `--leave-running`, a checkpoint that fails kills the sandbox. It stays paused all the same,
+        // because pauses nest.
+        let options = [
+            OsStr::new("--leave-running"),
+            OsStr::new("--compression=none"),
+            OsStr::new("--image-path"),
+            checkpoint.as_os_str(),
+        ];
+        self.runsc.verb(id, "checkpoint", &options, CHECKPOINT_TIMEOUT)?;
+        let disk = self.paths.sandbox(id).disk();
+        teardown::find_disk(&self.leaf(id)?, &disk)
+            .and_then(|mount| mount.ok_or_else(|| io::Error::other("it is not mounted"))?.sync())
+            .map_err(|error| step("flush the disk", error))?;
+        disk::copy(&disk, &unfinished.image().disk()).map_err(failed)?;
+        unfinished.image().describe(record.pinned, record.limits).map_err(failed)?;
+        unfinished.finish(&target).map_err(failed)
+    }
+
+    fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
+        let image_path = self.paths.image(image);
+        if !image_path.exists() {
+            return Err(EngineError::NotFound(image.clone()));
+        }
+        self.make(spec, Some(&Image::at(image_path)))
+    }
+
+    fn destroy(&self, id: &SandboxId) -> Result<(), EngineError> {
+        let lock_of = self.lock_of(id);
+        let _held = lock(&lock_of);
+        self.remove(id)
+    }
+
+    fn stats(&self, id: &SandboxId) -> Result<Stats, EngineError> {
+        self.known(id)?;
+        let usage = match self.leaf(id)?.usage() {
+            Err(CgroupError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(EngineError::NotFound(id.clone()));
+            }
+            usage => usage.map_err(|error| step("read what the sandbox uses", error))?,
+        };
+        let disk = fs_err::metadata(self.paths.sandbox(id).disk())
+            .map_err(|error| step("read the size of the disk", error))?;
+        Ok(Stats {
+            cpu_micros: usage.cpu_micros,
+            memory_bytes: usage.memory_bytes,
+            memory_peak_bytes: usage.memory_peak_bytes,
+            processes: usage.processes,
+            // `st_blocks` counts units of 512 bytes whatever the block size is.
+            disk_bytes: disk.blocks() * 512,
+        })
+    }
+
+    fn list(&self) -> Result<Vec<(SandboxId, Presence)>, EngineError> {
+        let failed = |error: Box<dyn std::error::Error + Send + Sync>| step("list the sandboxes", error);
+        let mut names = self.cgroups.children().map_err(|error| failed(error.into()))?;
+        for entry in fs_err::read_dir(self.paths.sandboxes()).map_err(|error| failed(error.into()))? {
+            names.extend(entry.map_err(|error| failed(error.into()))?.file_name().into_string());
+        }
+        // What is not named like a sandbox is none of ours.
+        let mut ids: BTreeSet<SandboxId> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        if let Some(airlocks) = &self.airlocks {
+            ids.extend(airlocks.assigned().map_err(failed)?);
+        }
+        ids.into_iter().map(|id| self.presence(&id).map(|presence| (id, presence))).collect()
+    }
+
+    fn attach(&self, id: &SandboxId) -> Result<SessionEnds, EngineError> {
+        self.known(id)?;
+        let paths = self.paths.sandbox(id);
+        // Each for its own direction only, so that both show the end of the agent. Not waiting: an open for writing
+        // that finds no reader fails, and that is a sandbox whose processes are gone.
+        let open = |path: PathBuf, direction: OFlags| -> Result<OwnedFd, EngineError> {
+            let flags = direction | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
+                rustix::io::Errno::NXIO => {
+                    EngineError::WrongState { id: id.clone(), state: "ended", verb: "attach" }
+                }
+                errno => step("open the session", io::Error::from(errno)),
+            })
+        };
+        Ok(SessionEnds {
+            to_agent: open(paths.session_in(), OFlags::WRONLY)?,
+            from_agent: open(paths.session_out(), OFlags::RDONLY)?,
+        })
+    }
+
+    fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, EngineError> {
+        self.known(id)?;
+        let Some(airlocks) = &self.airlocks else {
+            return Err(EngineError::Unsupported { engine: NAME, verb: "make a socket without a network" });
+        };
+        airlocks.socket(id, socket).map_err(|error| step("make a socket in the airlock", error))
+    }
+
+    fn wait(&self, id: &SandboxId) -> Result<Exit, EngineError> {
+        self.known(id)?;
+        let failed = |error: io::Error| step("wait for the sandbox", error);
+        let watch = lock(&self.watches).get(id).cloned();
+        let leaf = self.leaf(id)?;
+        let mut deadline = None;
+        if let Ok(record) = self.record(id) {
+            if let Some(fd) = self.process(&record)? {
+                fd.wait_end(None).map_err(failed)?;
+            }
+            deadline = Some(Instant::now() + STRAGGLERS);
+        }
+        while let Some(pid) =
+            leaf.processes().map_err(|error| step("wait for the sandbox", error))?.into_iter().next()
+        {
+            if let Some(fd) = PidFd::open(pid).map_err(failed)?
+                && !fd.wait_end(deadline).map_err(failed)?
+            {
+                break;
+            }
+        }
+        Ok(classify(self.evidence(id, watch.as_deref())?))
+    }
+}
+
+/// What the maps hold is valid between any two of their calls, so a panic elsewhere spoils nothing.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

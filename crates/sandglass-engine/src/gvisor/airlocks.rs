@@ -1,0 +1,41 @@
+//! What the engine needs of the network.
+
+use std::error::Error;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use sandglass_types::SandboxId;
+
+use crate::engine::AirlockSocket;
+
+/// A failure of the network; the engine adds which step it was.
+pub type AirlockError = Box<dyn Error + Send + Sync>;
+
+/// Hands each sandbox a pair of network namespaces: the inner one it runs in, the outer one, its airlock, that ends
+/// at the server's sockets.
+pub trait Airlocks: Send + Sync + fmt::Debug {
+    /// Gives a sandbox its pair and says where the inner namespace is pinned. The same pair again if it has one.
+    ///
+    /// # Errors
+    /// None could be made.
+    fn assign(&self, id: &SandboxId) -> Result<PathBuf, AirlockError>;
+
+    /// Makes a socket in its airlock.
+    ///
+    /// # Errors
+    /// It has no airlock, or the kernel refused.
+    fn socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, AirlockError>;
+
+    /// Ends its pair; `Ok` if it has none.
+    ///
+    /// # Errors
+    /// The kernel refused; call again.
+    fn release(&self, id: &SandboxId) -> Result<(), AirlockError>;
+
+    /// Who has one, read from the kernel.
+    ///
+    /// # Errors
+    /// It could not be read.
+    fn assigned(&self) -> Result<Vec<SandboxId>, AirlockError>;
+}

@@ -1,0 +1,42 @@
+//! From what a guest was promised to what its sandbox may use on the host.
+
+use sandglass_linux::cgroup::Ceiling;
+use sandglass_types::Limits;
+
+/// Length of the period in which the CPU quota is handed out, in microseconds. With the kernel's default of
+/// 100 ms, a guest that used up its quota answers nothing for up to that long.
+const CPU_PERIOD_MICROS: u64 = 10_000;
+
+/// What the memory limit has on top of what the guest was promised, for the engine's own processes: about 20 MiB
+/// of sentry and 7 MiB of gofer right after the start, measured as proportional set size, and the sentry's own
+/// structures for some hundred guest processes and open files.
+const ENGINE_MEMORY_MIB: u64 = 64;
+
+/// The limits of a sandbox's control group.
+pub(super) fn ceiling(limits: Limits) -> Ceiling {
+    Ceiling {
+        cpu_quota_micros: CPU_PERIOD_MICROS * u64::from(limits.cpus()),
+        cpu_period_micros: CPU_PERIOD_MICROS,
+        memory_bytes: (u64::from(limits.memory_mib()) + ENGINE_MEMORY_MIB) << 20,
+        processes: host_processes(limits.processes()),
+    }
+}
+
+/// How many host threads a sandbox may have, given how many the guest may: gVisor uses about two per guest process
+/// and some tens of its own. The engine dies when it hits this, so it is a backstop: the agent sets the real limit.
+fn host_processes(guest: u32) -> u64 {
+    u64::from(guest) * 22 / 10 + 100
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_engine_s_own_needs_come_on_top() {
+        let ceiling = ceiling(Limits::default());
+        assert_eq!((ceiling.cpu_quota_micros, ceiling.cpu_period_micros), (20_000, 10_000));
+        assert_eq!(ceiling.memory_bytes, (1024 + ENGINE_MEMORY_MIB) * 1024 * 1024);
+        assert_eq!(ceiling.processes, 1226);
+    }
+}

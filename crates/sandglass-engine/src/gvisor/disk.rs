@@ -1,0 +1,179 @@
+//! Disks of sandboxes: sparse files, copied from blank ones that were formatted once.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use rustix::fs::{SeekFrom, ioctl_ficlone, seek};
+use rustix::io::Errno;
+use sandglass_linux::process::{Launch, run};
+
+use super::paths::HostPaths;
+use crate::engine::EngineError;
+
+/// Changes whenever what is in a blank disk does, so that older ones are not used any more.
+const FORMAT: &str = "v1";
+
+/// The folder on the disk that is the upper layer of the root file system.
+pub(super) const UPPER: &str = "upper";
+/// The folder that overlayfs works in.
+pub(super) const WORK: &str = "work";
+/// The folder that is the guest's `/tmp`.
+pub(super) const TMP: &str = "tmp";
+
+/// How a disk is mounted. Nothing on it outlives a crash of the machine, so nothing is ordered or flushed for
+/// one; the inode tables are zero already, because a new file is.
+pub(super) const MOUNT_OPTIONS: &str =
+    "data=writeback,nobarrier,noinit_itable,noauto_da_alloc,errors=remount-ro";
+
+/// `mkfs.ext4` of the largest disk takes some seconds.
+const MKFS_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Puts a blank disk of this size at `target`, which must not exist. `NoRoom` when the file system is full.
+pub(super) fn blank(paths: &HostPaths, mib: u32, target: &Path) -> Result<(), EngineError> {
+    let source = formatted(paths, mib)?;
+    copy(&source, target).map_err(|error| no_room_or("copy a blank disk", error))
+}
+
+/// The blank disk of this size, made now if there is none.
+fn formatted(paths: &HostPaths, mib: u32) -> Result<PathBuf, EngineError> {
+    let step = |error: io::Error| no_room_or("format a blank disk", error);
+    let dir = paths.disks();
+    let target = dir.join(format!("{mib}-{FORMAT}.img"));
+    if target.exists() {
+        return Ok(target);
+    }
+    fs_err::create_dir_all(&dir).map_err(step)?;
+    // Made aside and renamed: several instances may be at it, and each renames a whole one.
+    let aside = tempfile::Builder::new().prefix(".making-").tempdir_in(&dir).map_err(step)?;
+    let content = aside.path().join("content");
+    for (name, mode) in [(UPPER, 0o755), (WORK, 0o755), (TMP, 0o1777)] {
+        let path = content.join(name);
+        fs_err::create_dir_all(&path).map_err(step)?;
+        fs_err::set_permissions(&path, std::fs::Permissions::from_mode(mode)).map_err(step)?;
+    }
+    let image = aside.path().join("disk.img");
+    let file =
+        fs_err::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&image).map_err(step)?;
+    file.set_len(u64::from(mib) << 20).map_err(step)?;
+
+    let failed = |error: Box<dyn std::error::Error + Send + Sync>| EngineError::Step {
+        step: "format a blank disk",
+        source: error,
+    };
+    // A journal, though nothing is ever recovered: without one, ext4 searches for recently deleted inodes on
+    // every create, which is many times slower.
+    let launch = Launch::new("/usr/sbin/mkfs.ext4")
+        .and_then(|launch| {
+            launch.args(["-q", "-F", "-b", "4096", "-m", "0", "-J", "size=4"])?.args([
+                "-E",
+                "nodiscard,lazy_itable_init=1,root_owner=0:0",
+                "-d",
+            ])
+        })
+        .and_then(|launch| launch.arg(&content)?.arg(&image)?.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
+        .map_err(|error| failed(error.into()))?;
+    let output = run(launch, b"", MKFS_TIMEOUT, 4096).map_err(|error| failed(error.into()))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(failed(format!("mkfs.ext4 ended with {}: {said}", output.status).into()));
+    }
+    // Before the rename, so that a crash of the machine can't leave an empty file under the final name.
+    file.sync_all().map_err(step)?;
+    fs_err::rename(&image, &target).map_err(step)?;
+    Ok(target)
+}
+
+/// Copies a sparse file by sharing its blocks where the file system can, else by its data without its holes.
+pub(super) fn copy(source: &Path, target: &Path) -> io::Result<()> {
+    let from = fs_err::File::open(source)?;
+    let to = fs_err::OpenOptions::new().write(true).create_new(true).mode(0o600).open(target)?;
+    match ioctl_ficlone(&to, &from) {
+        Ok(()) => return Ok(()),
+        Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::XDEV | Errno::INVAL | Errno::NOSYS) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let len = from.metadata()?.len();
+    to.set_len(len)?;
+    let mut at = 0;
+    while at < len {
+        let start = match seek(&from, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            // No data from here on.
+            Err(Errno::NXIO) => break,
+            Err(errno) => return Err(errno.into()),
+        };
+        let end = seek(&from, SeekFrom::Hole(start))?;
+        at = start;
+        while at < end {
+            let (mut read_at, mut write_at) = (at, at);
+            let room = usize::try_from(end - at).unwrap_or(usize::MAX);
+            let n = rustix::fs::copy_file_range(&from, Some(&mut read_at), &to, Some(&mut write_at), room)?;
+            if n == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            at += u64::try_from(n).map_err(io::Error::other)?;
+        }
+    }
+    Ok(())
+}
+
+/// A full file system or an exhausted table is the machine's lack of room; all else is a failed step.
+pub(super) fn no_room_or(step: &'static str, error: io::Error) -> EngineError {
+    let errno = Errno::from_io_error(&error);
+    if matches!(
+        errno,
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN)
+    ) || error.kind() == io::ErrorKind::ResourceBusy
+    {
+        EngineError::NoRoom(format!("{step}: {error}"))
+    } else {
+        EngineError::Step { step, source: error.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+
+    use super::*;
+
+    #[test]
+    fn a_copy_has_the_same_bytes_and_keeps_the_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        let file = std::fs::File::create(&a).unwrap();
+        file.set_len(1 << 30).unwrap();
+        file.write_all_at(b"first", 0).unwrap();
+        file.write_all_at(b"second", 512 << 20).unwrap();
+        copy(&a, &b).unwrap();
+        let copied = std::fs::File::open(&b).unwrap();
+        let mut found = [0; 6];
+        copied.read_exact_at(&mut found, 512 << 20).unwrap();
+        assert_eq!(&found, b"second");
+        let meta = copied.metadata().unwrap();
+        assert_eq!(meta.len(), 1 << 30);
+        assert!(meta.blocks() * 512 < 1 << 20, "{} blocks", meta.blocks());
+        assert_eq!(meta.permissions().mode() & 0o777, 0o600);
+        assert_eq!(copy(&a, &b).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    }
+
+    #[test]
+    fn an_empty_file_is_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        std::fs::File::create(&a).unwrap();
+        copy(&a, &b).unwrap();
+        assert_eq!(std::fs::metadata(&b).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn a_full_disk_is_lack_of_room() {
+        let full = io::Error::from(Errno::NOSPC);
+        assert!(matches!(no_room_or("x", full), EngineError::NoRoom(_)));
+        let other = io::Error::from(Errno::PERM);
+        assert!(matches!(no_room_or("x", other), EngineError::Step { .. }));
+    }
+}

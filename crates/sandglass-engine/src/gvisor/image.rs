@@ -1,0 +1,167 @@
+//! Checkpoint images: memory and processes as `runsc` wrote them, and the disk that belongs to them.
+//!
+//! `runsc` notices no mismatch between the two, nor another root file system, agent or version of itself, so all of
+//! them are written down and compared here.
+
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sandglass_types::Limits;
+use serde::{Deserialize, Serialize};
+
+use super::record::Pinned;
+use super::runsc::step;
+use crate::engine::EngineError;
+
+/// Upper bound of an image's description, in bytes.
+const MAX_META_LEN: u64 = 64 * 1024;
+const VERSION: u32 = 1;
+
+/// A gigabyte of memory takes some seconds; a busy disk takes longer.
+pub(super) const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// What an image was made from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Meta {
+    version: u32,
+    pub(super) pinned: Pinned,
+    pub(super) limits: Limits,
+}
+
+/// The folder of an image.
+#[derive(Debug)]
+pub(super) struct Image(PathBuf);
+
+impl Image {
+    pub(super) const fn at(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    /// What `runsc` reads and writes.
+    pub(super) fn checkpoint(&self) -> PathBuf {
+        self.0.join("checkpoint")
+    }
+
+    pub(super) fn disk(&self) -> PathBuf {
+        self.0.join("disk.img")
+    }
+
+    fn meta(&self) -> PathBuf {
+        self.0.join("meta.json")
+    }
+
+    /// Writes the description.
+    pub(super) fn describe(&self, pinned: Pinned, limits: Limits) -> io::Result<()> {
+        let text = serde_json::to_vec(&Meta { version: VERSION, pinned, limits })?;
+        fs_err::write(self.meta(), text)
+    }
+
+    /// Reads the description and refuses an image that this sandbox can't be made from.
+    pub(super) fn check(&self, wanted: &Pinned, limits: Limits) -> Result<(), EngineError> {
+        let failed = |error| step("read the image", error);
+        let mut text = Vec::new();
+        fs_err::File::open(self.meta())
+            .and_then(|file| file.take(MAX_META_LEN).read_to_end(&mut text))
+            .map_err(|error| failed(error.into()))?;
+        let meta: Meta = serde_json::from_slice(&text)
+            .map_err(|error| failed(Box::<dyn std::error::Error + Send + Sync>::from(error)))?;
+        match mismatch(&meta, wanted, limits) {
+            None => Ok(()),
+            Some(what) => Err(step("match the image", format!("it was made with another {what}"))),
+        }
+    }
+}
+
+fn mismatch(meta: &Meta, wanted: &Pinned, limits: Limits) -> Option<&'static str> {
+    let Meta { version, pinned, limits: had } = meta;
+    if *version != VERSION {
+        Some("format")
+    } else if pinned.rootfs != wanted.rootfs {
+        Some("root file system")
+    } else if pinned.agent != wanted.agent {
+        Some("agent")
+    } else if pinned.runsc != wanted.runsc {
+        Some("version of runsc")
+    } else if *had != limits {
+        // The disk has one size, and the guest's kernel remembers how many cores and how much memory it has.
+        Some("set of limits")
+    } else {
+        None
+    }
+}
+
+/// A folder in which an image is put together, removed unless it was finished.
+#[derive(Debug)]
+pub(super) struct Unfinished {
+    folder: tempfile::TempDir,
+    image: Image,
+}
+
+impl Unfinished {
+    pub(super) fn begin(images: &Path) -> io::Result<Self> {
+        let folder = tempfile::Builder::new().prefix(".making-").tempdir_in(images)?;
+        let image = Image(folder.path().join("image"));
+        fs_err::create_dir(&image.0)?;
+        fs_err::create_dir(image.checkpoint())?;
+        Ok(Self { folder, image })
+    }
+
+    pub(super) const fn image(&self) -> &Image {
+        &self.image
+    }
+
+    /// Gives it its name, which must be free.
+    pub(super) fn finish(self, target: &Path) -> io::Result<()> {
+        // A rename would replace an empty folder; images are never empty, so this fails when one is there.
+        fs_err::rename(&self.image.0, target)?;
+        self.folder.close()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sandglass_types::Digest;
+
+    use super::*;
+
+    fn pinned() -> Pinned {
+        let digest = Digest::from_bytes([1; 32]);
+        Pinned { rootfs: digest, agent: digest, runsc: "1".into() }
+    }
+
+    #[test]
+    fn every_difference_is_named() {
+        let other = Digest::from_bytes([2; 32]);
+        let meta = |pinned| Meta { version: VERSION, pinned, limits: Limits::default() };
+        let limits = Limits::default();
+        assert_eq!(mismatch(&meta(pinned()), &pinned(), limits), None);
+        let cases = [
+            (Pinned { rootfs: other, ..pinned() }, "root file system"),
+            (Pinned { agent: other, ..pinned() }, "agent"),
+            (Pinned { runsc: "2".into(), ..pinned() }, "version of runsc"),
+        ];
+        for (had, what) in cases {
+            assert_eq!(mismatch(&meta(had), &pinned(), limits), Some(what));
+        }
+        let text = r#"{"cpus":1,"memory_mib":512,"disk_mib":1024,"processes":100}"#;
+        let smaller = serde_json::from_str(text).unwrap();
+        assert_eq!(mismatch(&meta(pinned()), &pinned(), smaller), Some("set of limits"));
+    }
+
+    #[test]
+    fn an_unfinished_image_leaves_nothing_and_a_finished_one_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(Unfinished::begin(dir.path()).unwrap());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        let target = dir.path().join("a");
+        for expected in [true, false] {
+            let unfinished = Unfinished::begin(dir.path()).unwrap();
+            unfinished.image().describe(pinned(), Limits::default()).unwrap();
+            assert_eq!(unfinished.finish(&target).is_ok(), expected);
+        }
+        Image::at(target).check(&pinned(), Limits::default()).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

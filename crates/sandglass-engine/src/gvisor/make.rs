@@ -1,0 +1,162 @@
+//! Making a sandbox, new or from an image.
+
+use std::ffi::{CString, OsStr};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+use sandglass_linux::cgroup::Leaf;
+use sandglass_linux::loopdev::LoopDevice;
+use sandglass_linux::process::{ProcessIdentity, Step};
+
+use super::disk::{self, no_room_or};
+use super::paths::SandboxPaths;
+use super::runsc::{AgentStdio, step};
+
+use crate::engine::EngineError;
+
+/// Buffer of each direction of a session, in bytes: fewer wake-ups on bulk data than with the kernel's 64 KiB.
+const SESSION_BUFFER: usize = 256 * 1024;
+
+const MS_NOSUID: u64 = 2;
+const MS_NODEV: u64 = 4;
+const MS_NOATIME: u64 = 1024;
+
+/// What a new sandbox is put together from.
+#[derive(Debug)]
+pub(super) struct Parts<'a> {
+    pub(super) paths: &'a SandboxPaths,
+    pub(super) leaf: &'a Leaf,
+    /// The layer with the agent.
+    pub(super) layer: &'a Path,
+    pub(super) rootfs: &'a Path,
+}
+
+/// Writes everything that is a file but the disk.
+pub(super) fn write_files(paths: &SandboxPaths, spec: &serde_json::Value) -> Result<(), EngineError> {
+    let failed = |error: io::Error| no_room_or("write the files of the sandbox", error);
+    for folder in [paths.disk_mount(), paths.root_mount(), paths.bundle()] {
+        fs_err::create_dir(folder).map_err(failed)?;
+    }
+    for fifo in [paths.session_in(), paths.session_out()] {
+        let made = rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0);
+        made.map_err(|errno| failed(errno.into()))?;
+    }
+    let text = serde_json::to_vec(spec).map_err(|error| failed(error.into()))?;
+    fs_err::write(paths.bundle().join("config.json"), text).map_err(failed)
+}
+
+/// Opens the agent's two descriptors. Both for reading *and* writing, so that the FIFO never ends while the agent
+/// lives, whoever else opens and closes it.
+pub(super) fn agent_stdio(paths: &SandboxPaths) -> Result<AgentStdio, EngineError> {
+    let open = |path: PathBuf| -> io::Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty())?;
+        // More is only quicker, so a refusal is no failure.
+        let _ = rustix::pipe::fcntl_setpipe_size(&fd, SESSION_BUFFER);
+        Ok(fd)
+    };
+    let failed = |error: io::Error| no_room_or("open the session", error);
+    Ok(AgentStdio {
+        stdin: open(paths.session_in()).map_err(failed)?,
+        stdout: open(paths.session_out()).map_err(failed)?,
+    })
+}
+
+/// Attaches the disk. The device must be held until `runsc` has been executed with the mount on it.
+pub(super) fn attach_disk(paths: &SandboxPaths) -> Result<LoopDevice, EngineError> {
+    let attach = || {
+        let file = fs_err::OpenOptions::new().read(true).write(true).open(paths.disk())?;
+        LoopDevice::attach(file.file())
+    };
+    attach().map_err(|error| no_room_or("attach the disk", error))
+}
+
+/// What the launcher does for a new sandbox: it joins the sandbox's group, so that even a half-made one is found and
+/// killed by it, and mounts the disk and the root file system where only its own descendants see them.
+pub(super) fn before(parts: &Parts<'_>, device: &LoopDevice) -> Result<Vec<Step>, EngineError> {
+    let failed = |error: Box<dyn std::error::Error + Send + Sync>| step("plan the mounts", error);
+    let group =
+        tracking_folder(parts.leaf).ok_or_else(|| failed("the sandbox has no control group".into()))?;
+    let disk = parts.paths.disk_mount();
+    let overlay = overlay_options(parts.layer, parts.rootfs, &disk);
+    let string = |bytes: &OsStr| CString::new(bytes.as_bytes()).map_err(|error| failed(error.into()));
+    Ok(vec![
+        Step::JoinCgroup(string(group.join("cgroup.procs").as_os_str())?),
+        Step::Mount {
+            source: string(device.path().as_os_str())?,
+            target: string(disk.as_os_str())?,
+            fstype: c"ext4".into(),
+            flags: MS_NOSUID | MS_NODEV | MS_NOATIME,
+            data: string(OsStr::new(disk::MOUNT_OPTIONS))?,
+        },
+        Step::Mount {
+            source: c"overlay".into(),
+            target: string(parts.paths.root_mount().as_os_str())?,
+            fstype: c"overlay".into(),
+            flags: MS_NOSUID | MS_NODEV | MS_NOATIME,
+            data: string(&overlay)?,
+        },
+    ])
+}
+
+/// One hierarchy is enough to find processes by; `runsc` itself joins the others. On version 2 there is only one.
+fn tracking_folder(leaf: &Leaf) -> Option<PathBuf> {
+    let mut folders: Vec<PathBuf> = leaf.folders().collect();
+    let pids = folders.iter().position(|folder| folder.components().any(|part| part.as_os_str() == "pids"));
+    if folders.is_empty() { None } else { Some(folders.swap_remove(pids.unwrap_or(0))) }
+}
+
+/// Whole folders of the template can be renamed (`redirect_dir`), as programs expect. What that relies on, extended
+/// attributes in `trusted.`, a guest can't write.
+fn overlay_options(layer: &Path, rootfs: &Path, disk: &Path) -> std::ffi::OsString {
+    let mut options = std::ffi::OsString::from("redirect_dir=on,metacopy=off,index=off,lowerdir=");
+    options.push(layer);
+    options.push(":");
+    options.push(rootfs);
+    options.push(",upperdir=");
+    options.push(disk.join(disk::UPPER));
+    options.push(",workdir=");
+    options.push(disk.join(disk::WORK));
+    options
+}
+
+/// Whether a path can be part of overlayfs's options, where `:` and `,` separate and `\` escapes.
+pub(super) fn fits_in_mount_options(path: &Path) -> bool {
+    !path.as_os_str().as_bytes().iter().any(|byte| b":,\\\"\n".contains(byte))
+}
+
+/// The process that `runsc` made, as written to its pid file and checked against the sandbox's group.
+pub(super) fn sandbox_process(paths: &SandboxPaths, leaf: &Leaf) -> Result<ProcessIdentity, EngineError> {
+    let failed = "find the sandbox process";
+    let text = fs_err::read_to_string(paths.pid_file()).map_err(|error| step(failed, error))?;
+    let pid: i32 = text.trim().parse().map_err(|error: std::num::ParseIntError| step(failed, error))?;
+    let identity = ProcessIdentity::of(pid).map_err(|error| step(failed, error))?;
+    if leaf.processes().map_err(|error| step(failed, error))?.contains(&pid) {
+        Ok(identity)
+    } else {
+        Err(step(failed, format!("process {pid} is not in the sandbox's control group")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_would_change_the_options_are_refused() {
+        assert!(fits_in_mount_options(Path::new("/var/cache/sand glass")));
+        for path in ["/a:b", "/a,upperdir=/", "/a\\b", "/a\"b", "/a\nb"] {
+            assert!(!fits_in_mount_options(Path::new(path)), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_agent_s_layer_is_above_the_root_file_system() {
+        let options = overlay_options(Path::new("/l"), Path::new("/r"), Path::new("/d"));
+        let options = options.to_str().unwrap();
+        assert!(options.ends_with("lowerdir=/l:/r,upperdir=/d/upper,workdir=/d/work"), "{options}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Where things are: per instance in the data folder, by content in the cache folder that all instances share.
+
+use std::path::{Path, PathBuf};
+
+use sandglass_types::{Digest, SandboxId};
+
+/// The two folders of a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostPaths {
+    /// What belongs to one instance: sandboxes, images, `runsc`'s own state.
+    pub data: PathBuf,
+    /// What is immutable and named by its content: root file systems, agents, blank disks.
+    pub cache: PathBuf,
+}
+
+impl HostPaths {
+    /// A folder per sandbox.
+    #[must_use]
+    pub fn sandboxes(&self) -> PathBuf {
+        self.data.join("sandboxes")
+    }
+
+    /// The files of one sandbox.
+    #[must_use]
+    pub fn sandbox(&self, id: &SandboxId) -> SandboxPaths {
+        SandboxPaths { dir: self.sandboxes().join(id.as_str()) }
+    }
+
+    /// A folder per checkpoint image.
+    #[must_use]
+    pub fn images(&self) -> PathBuf {
+        self.data.join("images")
+    }
+
+    /// The folder of one checkpoint image.
+    #[must_use]
+    pub fn image(&self, image: &SandboxId) -> PathBuf {
+        self.images().join(image.as_str())
+    }
+
+    /// Where `runsc` keeps one state file, one lock and one socket per sandbox.
+    #[must_use]
+    pub fn runsc_root(&self) -> PathBuf {
+        self.data.join("runsc")
+    }
+
+    /// A read-only root file system.
+    #[must_use]
+    pub fn rootfs(&self, digest: &Digest) -> PathBuf {
+        self.cache.join("rootfs").join(digest.to_string())
+    }
+
+    /// Layers that put the agent into root file systems, by digest.
+    #[must_use]
+    pub fn agents(&self) -> PathBuf {
+        self.cache.join("agents")
+    }
+
+    /// Blank file systems, by size.
+    #[must_use]
+    pub fn disks(&self) -> PathBuf {
+        self.cache.join("disks")
+    }
+}
+
+/// The files of one sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SandboxPaths {
+    dir: PathBuf,
+}
+
+impl SandboxPaths {
+    /// The folder itself.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The writable disk: a sparse file with an ext4 file system.
+    #[must_use]
+    pub fn disk(&self) -> PathBuf {
+        self.dir.join("disk.img")
+    }
+
+    /// Where the disk is mounted, in the sandbox's own mount namespace only.
+    #[must_use]
+    pub fn disk_mount(&self) -> PathBuf {
+        self.dir.join("disk")
+    }
+
+    /// Where the root file system is mounted, in the sandbox's own mount namespace only.
+    #[must_use]
+    pub fn root_mount(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
+    /// The OCI bundle.
+    #[must_use]
+    pub fn bundle(&self) -> PathBuf {
+        self.dir.join("bundle")
+    }
+
+    /// The FIFO that is the agent's standard input.
+    #[must_use]
+    pub fn session_in(&self) -> PathBuf {
+        self.dir.join("session.in")
+    }
+
+    /// The FIFO that is the agent's standard output.
+    #[must_use]
+    pub fn session_out(&self) -> PathBuf {
+        self.dir.join("session.out")
+    }
+
+    /// What this engine remembers of it.
+    #[must_use]
+    pub fn record(&self) -> PathBuf {
+        self.dir.join("state.json")
+    }
+
+    /// Where `runsc` writes the pid of the sandbox process.
+    #[must_use]
+    pub fn pid_file(&self) -> PathBuf {
+        self.dir.join("sandbox.pid")
+    }
+
+    /// Where `runsc` writes its fatal errors. Nothing that the guest does is written there.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("runsc.log")
+    }
+}

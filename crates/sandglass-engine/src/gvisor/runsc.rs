@@ -1,0 +1,344 @@
+//! Calling `runsc`.
+//!
+//! Every call is made by a launcher (see [`sandglass_linux::process::Launch`]) that first:
+//! - moves into a mount namespace of its own, which receives mounts and unmounts from the host's but gives none back
+//!   (so it does not keep alive what the host unmounts, network namespaces of other sandboxes above all);
+//! - puts an empty file system over `/proc/sys/net`: this `runsc` takes any network namespace for the host's on newer
+//!   kernels, because they show `net/core/rmem_default` in all;
+//! - keeps the Go runtime from waiting for RCU grace periods: `membarrier` answers ENOSYS, and the descriptor table is
+//!   large from the start. This makes each call about twice as fast.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use sandglass_linux::process::{Launch, LaunchError, Output, Propagation, Step, run, spawn};
+use sandglass_types::SandboxId;
+
+use crate::engine::{EngineError, Presence};
+
+/// Most bytes that are kept of anything `runsc` prints.
+const MAX_OUTPUT: usize = 16 * 1024;
+
+/// Most bytes of its message that go into an error.
+const MAX_MESSAGE: usize = 400;
+
+/// Descriptors that the sandbox's processes may have; the kernel's default for the hard limit of limits.
+const OPEN_FILES: u64 = 1 << 20;
+
+/// A high number: the table that holds it has room for all that `runsc` opens or passes on.
+const RESERVED_DESCRIPTOR: i32 = 400;
+
+/// Time limit of the verbs that make a sandbox: a large image on a busy machine takes seconds.
+const MAKE_TIMEOUT: Duration = Duration::from_secs(60);
+
+const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Length limit of a socket's path, its NUL included: `runsc` puts one in its root folder.
+const MAX_SOCKET_PATH: usize = 108;
+
+/// The installed `runsc`, and the folder where it keeps its state.
+#[derive(Debug, Clone)]
+pub(super) struct Runsc {
+    program: PathBuf,
+    root: PathBuf,
+    open_files: u64,
+    pub(super) version: String,
+}
+
+/// Upper bound of a state file, in bytes: it holds the OCI spec and some more.
+const MAX_STATE: u64 = 1 << 20;
+
+/// The one part of a state file that is read here.
+#[derive(serde::Deserialize)]
+struct State {
+    status: Status,
+}
+
+/// The states of `runsc` that a sandbox with a living sandbox process can be in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Status {
+    Created,
+    Running,
+    Paused,
+}
+
+impl From<Status> for Presence {
+    fn from(status: Status) -> Self {
+        match status {
+            Status::Created => Self::Created,
+            Status::Running => Self::Running,
+            Status::Paused => Self::Paused,
+        }
+    }
+}
+
+/// The descriptors that become the agent's; standard error goes nowhere, because a guest may write to it for ever.
+#[derive(Debug)]
+pub(super) struct AgentStdio {
+    pub(super) stdin: OwnedFd,
+    pub(super) stdout: OwnedFd,
+}
+
+impl Runsc {
+    /// Asks the program for its version and prepares its root folder.
+    pub(super) fn open(program: &Path, root: &Path) -> Result<Self, EngineError> {
+        let name = format!("runsc-{}.sock", "x".repeat(sandglass_types::id::SANDBOX_ID_LEN));
+        let longest = root.join(name).as_os_str().len();
+        if longest >= MAX_SOCKET_PATH {
+            let said = format!(
+                "the data folder's path is {} bytes too long for a socket in it",
+                longest + 1 - MAX_SOCKET_PATH
+            );
+            return Err(EngineError::Step { step: "prepare runsc", source: said.into() });
+        }
+        private_folder(root).map_err(|error| step("prepare runsc", error))?;
+        let launch = Launch::new(program).and_then(|launch| launch.arg("--version"));
+        let output = launch
+            .map_err(Into::into)
+            .and_then(|launch| run(launch, b"", VERSION_TIMEOUT, MAX_OUTPUT))
+            .map_err(|error| step("ask runsc for its version", error))?;
+        let version = parse_version(&output.stdout)
+            .filter(|_| output.status.success())
+            .ok_or_else(|| step("ask runsc for its version", "it answered in an unknown form"))?;
+        let nr_open = fs_err::read_to_string("/proc/sys/fs/nr_open").ok();
+        let nr_open = nr_open.and_then(|text| text.trim().parse().ok()).unwrap_or(OPEN_FILES);
+        Ok(Self {
+            program: program.to_owned(),
+            root: root.to_owned(),
+            open_files: OPEN_FILES.min(nr_open),
+            version,
+        })
+    }
+
+    /// Runs a verb on a sandbox that exists, to its end.
+    pub(super) fn verb(
+        &self,
+        id: &SandboxId,
+        verb: &'static str,
+        options: &[&OsStr],
+        timeout: Duration,
+    ) -> Result<(), EngineError> {
+        let launch = self
+            .launch(None, verb)
+            .and_then(|launch| launch.args(options)?.arg(id.as_str()))
+            .map_err(|error| step(verb, error))?;
+        let output = run(launch, b"", timeout, MAX_OUTPUT).map_err(|error| step(verb, error))?;
+        if output.status.success() { Ok(()) } else { Err(step(verb, explain(&output))) }
+    }
+
+    /// Runs a verb that makes a sandbox. Its processes inherit what the launcher did: namespace, cgroup, limits.
+    pub(super) fn make(
+        &self,
+        id: &SandboxId,
+        verb: &'static str,
+        options: &[&OsStr],
+        log: &Path,
+        before: Vec<Step>,
+        stdio: AgentStdio,
+    ) -> Result<(), EngineError> {
+        let deadline = Instant::now() + MAKE_TIMEOUT;
+        let launch = self
+            .launch(Some(log), verb)
+            .and_then(|launch| {
+                launch.args(options)?.arg(id.as_str())?.steps(before).stdin(stdio.stdin)?.stdout(stdio.stdout)
+            })
+            .map_err(|error| step(verb, error))?;
+        let child = spawn(&launch).map_err(|error| step(verb, error))?;
+        drop(launch);
+        match child.wait(Some(deadline)).map_err(|error| step(verb, error))? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => {
+                let said = message(&read_tail(log));
+                Err(step(verb, format!("runsc ended with {status}: {said}")))
+            }
+            None => {
+                let _ = child.pidfd().kill();
+                let _ = child.wait(None);
+                Err(step(
+                    verb,
+                    format!("runsc did not end within {} s and was killed", MAKE_TIMEOUT.as_secs()),
+                ))
+            }
+        }
+    }
+
+    /// How far `runsc` says that a sandbox has come. It does not notice when one ends.
+    pub(super) fn status(&self, id: &SandboxId) -> Option<Status> {
+        use std::io::Read as _;
+        let mut text = Vec::new();
+        let path = self.root.join(format!("{id}_sandbox:{id}.state"));
+        std::fs::File::open(path).ok()?.take(MAX_STATE).read_to_end(&mut text).ok()?;
+        serde_json::from_slice::<State>(&text).ok().map(|state| state.status)
+    }
+
+    /// Removes what `runsc` remembers of a sandbox whose processes are gone.
+    pub(super) fn forget(&self, id: &SandboxId) -> io::Result<()> {
+        let names = [
+            format!("{id}_sandbox:{id}.state"),
+            format!("{id}_sandbox:{id}.lock"),
+            format!("runsc-{id}.sock"),
+        ];
+        for name in names {
+            match fs_err::remove_file(self.root.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn launch(&self, log: Option<&Path>, verb: &str) -> Result<Launch, LaunchError> {
+        let mut launch = Launch::new(&self.program)?
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")?
+            .step(Step::OpenFiles(self.open_files))
+            .step(Step::UnshareMounts)
+            .step(Step::Propagate(Propagation::Slave))
+            .step(Step::Mount {
+                source: c"none".into(),
+                target: c"/proc/sys/net".into(),
+                fstype: c"tmpfs".into(),
+                flags: MS_RDONLY,
+                data: c"size=4k".into(),
+            })
+            .step(Step::ReserveDescriptor(RESERVED_DESCRIPTOR))
+            .step(Step::DenyMembarrier)
+            .arg("--root")?
+            .arg(&self.root)?;
+        if let Some(log) = log {
+            launch = launch.arg("--log")?.arg(log)?.args(["--log-format=json"])?;
+        }
+        launch.args(FLAGS)?.arg(verb)
+    }
+}
+
+/// The flags that every call gets; some matter when a sandbox is made, some when it is started.
+const FLAGS: [&str; 8] = [
+    "--platform=systrap",
+    "--network=sandbox",
+    // Connections do not survive a checkpoint; without this, one open connection makes it fail.
+    "--net-disconnect-ok=true",
+    // The disk of the sandbox is its own file system with its own size.
+    "--overlay2=none",
+    "--host-uds=none",
+    // Nobody else writes below the mounts that a sandbox gets.
+    "--file-access=exclusive",
+    "--file-access-mounts=exclusive",
+    "--cpu-num-from-quota=true",
+];
+
+const MS_RDONLY: u64 = 1;
+
+/// A failed step with its cause.
+pub(super) fn step(
+    step: &'static str,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> EngineError {
+    EngineError::Step { step, source: source.into() }
+}
+
+/// Makes a folder that only root can enter.
+pub(super) fn private_folder(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    fs_err::set_permissions(path, std::fs::Permissions::from_mode(0o700))
+}
+
+fn parse_version(output: &[u8]) -> Option<String> {
+    let version = std::str::from_utf8(output).ok()?.lines().next()?.strip_prefix("runsc version ")?.trim();
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-~+_".contains(&byte);
+    (!version.is_empty() && version.len() <= 64 && version.bytes().all(plain)).then(|| version.to_owned())
+}
+
+fn explain(output: &Output) -> String {
+    format!("runsc ended with {}: {}", output.status, message(&output.stderr))
+}
+
+/// The end of a log that may have any length.
+fn read_tail(path: &Path) -> Vec<u8> {
+    use std::io::{Read as _, Seek as _};
+    let mut tail = Vec::new();
+    let read = fs_err::File::open(path).and_then(|mut file| {
+        let limit = u64::try_from(MAX_OUTPUT).unwrap_or(u64::MAX);
+        let start = file.metadata()?.len().saturating_sub(limit);
+        file.seek(io::SeekFrom::Start(start))?;
+        file.take(limit).read_to_end(&mut tail)
+    });
+    match read {
+        Ok(_) => tail,
+        Err(_) => Vec::new(),
+    }
+}
+
+/// What `runsc` said, as printable text of bounded length: the last entry of a log, or the first line of what it
+/// printed, which a stack trace may follow.
+fn message(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(output);
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+    let logged = |line: &str| {
+        let entry = serde_json::from_str::<serde_json::Value>(line).ok()?;
+        Some(entry.get("msg")?.as_str()?.to_owned())
+    };
+    let message = text
+        .lines()
+        .next_back()
+        .and_then(logged)
+        .unwrap_or_else(|| lines.next().unwrap_or("it gave no reason").to_owned());
+    message.chars().filter(|c| !c.is_control()).take(MAX_MESSAGE).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_plain_version_is_taken() {
+        assert_eq!(
+            parse_version(b"runsc version 0.0~20240729.0\nspec: 1.0.2-dev\n").as_deref(),
+            Some("0.0~20240729.0")
+        );
+        assert_eq!(
+            parse_version(b"runsc version release-20260601.0\n").as_deref(),
+            Some("release-20260601.0")
+        );
+        let long = format!("runsc version {}\n", "1".repeat(65));
+        for text in ["", "runsc version \n", "usage: …", "runsc version a b\n", "\u{fffd}", &long] {
+            assert_eq!(parse_version(text.as_bytes()), None, "{text}");
+        }
+        assert_eq!(parse_version(b"\xff\xfe"), None);
+    }
+
+    #[test]
+    fn messages_are_bounded_and_printable() {
+        assert_eq!(message(b""), "it gave no reason");
+        assert_eq!(message(b"\nfirst\ngoroutine 1\n\n"), "first");
+        let log = br#"{"msg":"older","level":"error"}
+{"msg":"no such file","level":"error"}
+"#;
+        assert_eq!(message(log), "no such file");
+        assert_eq!(message(br#"{"msg":7}"#), r#"{"msg":7}"#);
+        assert_eq!(message(b"\x1b[31mred\x07"), "[31mred");
+        assert_eq!(message(&b"x".repeat(100_000)).len(), MAX_MESSAGE);
+        assert_eq!(message(&[0xff; 10]).chars().count(), 10);
+    }
+
+    #[test]
+    fn a_tail_of_any_file_is_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        assert!(read_tail(&path).is_empty());
+        std::fs::write(&path, "y".repeat(1 << 20)).unwrap();
+        assert_eq!(read_tail(&path).len(), MAX_OUTPUT);
+    }
+
+    #[test]
+    fn a_folder_too_deep_for_a_socket_is_refused() {
+        let deep = PathBuf::from("/").join("d".repeat(80));
+        let error = Runsc::open(Path::new("/usr/bin/runsc"), &deep).unwrap_err();
+        let EngineError::Step { source, .. } = error else { panic!("{error}") };
+        assert!(source.to_string().contains("too long"), "{source}");
+    }
+}
