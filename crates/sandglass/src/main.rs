@@ -1,2 +1,40 @@
-//! The Sandglass binary.
-fn main() {}
+//! The Sandglass binary: wiring only.
+#![forbid(unsafe_code)]
+
+mod admin;
+mod cli;
+mod client;
+mod config;
+mod data_dir;
+mod guest_binary;
+mod ledger;
+mod local;
+mod privileged;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use tracing_subscriber::EnvFilter;
+
+use cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_env("SANDGLASS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let outcome = match cli.command {
+        Command::Serve(args) => serve::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Host(args) => privileged::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Run(args) => client::run(args),
+        Command::Sandbox(verb) => client::sandbox(verb),
+        Command::Ledger(args) => local::ledger(args),
+        Command::Owners(args) => local::owners(&args),
+        Command::Team(verb) => local::team(verb),
+        Command::Key(verb) => local::key(verb),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("sandglass: {error:#}");
+        ExitCode::FAILURE
+    })
+}

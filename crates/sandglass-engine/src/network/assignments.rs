@@ -1,0 +1,152 @@
+//! Which sandbox has which slot.
+
+use std::collections::BTreeSet;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fs_err as fs;
+use sandglass_linux::namespace::PinFolder;
+use sandglass_types::{InstanceId, SandboxId};
+
+use super::{DEFAULT_SIZE, NetworkError, Pool, Slot, SlotName, step};
+use crate::engine::AirlockSocket;
+use crate::gvisor::{AirlockError, Airlocks};
+
+/// Gives each sandbox a slot of its own and remembers which: one file a sandbox, with the slot's name in it.
+///
+/// The file is written before the slot is used and removed after it is gone. So a slot without a file was never used,
+/// and [`Assignments::open`] removes it; a file without a slot is left by a machine that was switched off.
+#[derive(Debug)]
+pub struct Assignments {
+    folder: PathBuf,
+    pins: Arc<PinFolder>,
+    pool: Pool,
+}
+
+impl Assignments {
+    /// Takes up the assignments of an instance, removes slots that nobody has, and starts the pool.
+    ///
+    /// `data` is the host's folder; `data/slots` and `data/ns` belong to this.
+    ///
+    /// # Errors
+    /// The step that failed.
+    pub fn open(data: &Path, instance: &InstanceId) -> Result<Self, NetworkError> {
+        let folder = data.join("slots");
+        let pins = data.join("ns");
+        for needed in [&folder, &pins] {
+            fs::create_dir_all(needed).map_err(step("make a folder of the network"))?;
+        }
+        let pins = PinFolder::open(&pins).map_err(step("open the folder of pinned namespaces"))?;
+        let pins = Arc::new(pins);
+        let mut owned = BTreeSet::new();
+        for id in ids(&folder)? {
+            owned.extend(read(&folder.join(id.as_str()))?);
+        }
+        let pool = Pool::start(Arc::clone(&pins), instance.clone(), DEFAULT_SIZE, &owned)?;
+        Ok(Self { folder, pins, pool })
+    }
+
+    fn slot(&self, id: &SandboxId) -> Result<Option<Slot>, NetworkError> {
+        let name = read(&self.folder.join(id.as_str()))?;
+        Ok(name.map(|name| Slot::named(&self.pins, name)))
+    }
+
+    fn take(&self, id: &SandboxId) -> Result<Slot, NetworkError> {
+        let slot = self.pool.take()?;
+        let remember = || {
+            let aside = self.folder.join(format!(".{id}"));
+            fs::write(&aside, slot.name().to_string())?;
+            fs::rename(&aside, self.folder.join(id.as_str()))
+        };
+        if let Err(error) = remember() {
+            slot.destroy()?;
+            return Err(step("remember the slot of a sandbox")(error));
+        }
+        Ok(slot)
+    }
+}
+
+impl Airlocks for Assignments {
+    fn assign(&self, id: &SandboxId) -> Result<PathBuf, AirlockError> {
+        if let Some(slot) = self.slot(id)? {
+            if Slot::reopen(&self.pins, slot.name()).is_ok() {
+                return Ok(slot.inner_path()?);
+            }
+            self.release(id)?;
+        }
+        Ok(self.take(id)?.inner_path()?)
+    }
+
+    fn socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, AirlockError> {
+        let slot = self.slot(id)?.ok_or_else(|| io::Error::from(ErrorKind::NotFound))?;
+        Ok(slot.airlock_socket(socket)?)
+    }
+
+    fn release(&self, id: &SandboxId) -> Result<(), AirlockError> {
+        if let Some(slot) = self.slot(id)? {
+            slot.destroy()?;
+        }
+        match fs::remove_file(self.folder.join(id.as_str())) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn assigned(&self) -> Result<Vec<SandboxId>, AirlockError> {
+        Ok(ids(&self.folder)?)
+    }
+}
+
+/// The sandboxes that have a file.
+fn ids(folder: &Path) -> Result<Vec<SandboxId>, NetworkError> {
+    let failed = step::<io::Error>("list the slots in use");
+    let entries = fs::read_dir(folder).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
+    let names = entries.map_err(failed)?.into_iter().map(|entry| entry.file_name());
+    Ok(names.filter_map(|name| name.to_str()?.parse().ok()).collect())
+}
+
+/// The slot that a file names. `None` without a file, and for one that names none: nothing was ever made under it.
+fn read(file: &Path) -> Result<Option<SlotName>, NetworkError> {
+    match fs::read_to_string(file) {
+        Ok(text) => Ok(text.parse().ok()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(step("read which slot a sandbox has")(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs root, as all that makes namespaces does.
+    #[test]
+    fn a_slot_is_found_again_and_what_nobody_has_is_removed() {
+        let data = tempfile::tempdir().unwrap();
+        let instance = InstanceId::random();
+        let (kept, released) = (SandboxId::random(), SandboxId::random());
+        let open = || Assignments::open(data.path(), &instance).unwrap();
+
+        let first = open();
+        let path = first.assign(&kept).unwrap();
+        first.assign(&released).unwrap();
+        first.release(&released).unwrap();
+        first.release(&released).unwrap();
+        assert_eq!(first.assigned().unwrap(), std::slice::from_ref(&kept));
+        first.socket(&kept, AirlockSocket::DnsUdp).unwrap();
+        assert!(first.socket(&released, AirlockSocket::DnsUdp).is_err());
+        drop(first);
+
+        // A server that was killed between taking a slot and remembering it.
+        let pins = Arc::new(PinFolder::open(&data.path().join("ns")).unwrap());
+        let forgotten = Slot::create(&pins, &instance).unwrap();
+        let second = open();
+        assert!(Slot::reopen(&pins, forgotten.name()).is_err());
+        assert_eq!(second.assign(&kept).unwrap(), path);
+        second.release(&kept).unwrap();
+        drop(second);
+        assert_eq!(Slot::list(&pins, &instance).unwrap(), []);
+        Arc::into_inner(pins).unwrap().close().unwrap();
+    }
+}

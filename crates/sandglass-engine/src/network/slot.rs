@@ -1,0 +1,299 @@
+//! One slot: made, found again, used, removed.
+
+use std::io;
+use std::net::SocketAddrV4;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt};
+use sandglass_linux::namespace::{Netns, PinFolder};
+use sandglass_linux::netlink::{Rtnetlink, VethPeer};
+use sandglass_linux::nft;
+use sandglass_types::InstanceId;
+
+use super::plan::{AIRLOCK_ADDRESS, AIRLOCK_MAC, GUEST_ADDRESS, GUEST_MAC, INNER_LINK, PREFIX_LEN};
+use super::ruleset::ruleset;
+use super::{DNS_PORT, NetworkError, SlotName, step};
+use crate::engine::AirlockSocket;
+
+/// How many connections may wait to be accepted by the name service.
+const DNS_BACKLOG: i32 = 64;
+
+/// How many names are tried before it must be something else that makes them look taken.
+const NAME_ATTEMPTS: usize = 8;
+
+/// How long a new link may take to carry packets, and how often that is looked at.
+const LINK_PATIENCE: Duration = Duration::from_secs(5);
+const LINK_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Settings of the inner namespace, below `/proc/sys/net`. Those of `all` and `default` are in force before there is
+/// an interface, which then starts with them.
+const INNER_SETTINGS: &[(&str, &str)] =
+    &[("ipv6/conf/all/disable_ipv6", "1"), ("ipv6/conf/default/disable_ipv6", "1")];
+
+/// Settings of the airlock. A new namespace inherits those of IPv4 from the machine's own, which may route.
+const AIRLOCK_SETTINGS: &[(&str, &str)] = &[
+    ("ipv6/conf/all/disable_ipv6", "1"),
+    ("ipv6/conf/default/disable_ipv6", "1"),
+    ("ipv6/conf/all/forwarding", "0"),
+    ("ipv4/ip_forward", "0"),
+    ("ipv4/icmp_echo_ignore_all", "1"),
+    ("ipv4/conf/all/rp_filter", "1"),
+    ("ipv4/conf/default/rp_filter", "1"),
+    ("ipv4/conf/all/accept_redirects", "0"),
+    ("ipv4/conf/default/accept_redirects", "0"),
+    ("ipv4/conf/all/send_redirects", "0"),
+    ("ipv4/conf/default/send_redirects", "0"),
+    ("ipv4/conf/all/accept_source_route", "0"),
+    ("ipv4/conf/default/accept_source_route", "0"),
+    ("ipv4/conf/all/accept_local", "0"),
+    ("ipv4/conf/default/accept_local", "0"),
+    ("ipv4/conf/all/route_localnet", "0"),
+    ("ipv4/conf/default/route_localnet", "0"),
+    ("ipv4/conf/all/proxy_arp", "0"),
+    ("ipv4/conf/default/proxy_arp", "0"),
+];
+
+/// Settings of connection tracking, which exists only once the rules ask for it: a name query is over in seconds, and
+/// what is remembered of it costs the machine memory.
+const TRACKING_SETTINGS: &[(&str, &str)] =
+    &[("netfilter/nf_conntrack_udp_timeout", "10"), ("netfilter/nf_conntrack_udp_timeout_stream", "10")];
+
+/// The network of one sandbox. Holding one keeps no namespace alive: the pins do, until [`Slot::destroy`].
+#[derive(Debug)]
+pub struct Slot {
+    pins: Arc<PinFolder>,
+    name: SlotName,
+}
+
+impl Slot {
+    /// Makes a slot that no sandbox has used.
+    ///
+    /// # Errors
+    /// The step that failed; nothing is left of it.
+    pub fn create(pins: &Arc<PinFolder>, instance: &InstanceId) -> Result<Self, NetworkError> {
+        let inner = Netns::create().map_err(step("make the inner namespace"))?;
+        let airlock = Netns::create().map_err(step("make the airlock"))?;
+        let slot = Self::pin(pins, instance, &inner, &airlock)?;
+        match slot.set_up(&inner, &airlock) {
+            Ok(()) => Ok(slot),
+            Err(error) => {
+                if let Err(error) = slot.destroy() {
+                    tracing::warn!(slot = %slot.name, %error, "a slot that was half made is left");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Finds a slot again by its name.
+    ///
+    /// # Errors
+    /// One of its namespaces is not pinned: destroy it.
+    pub fn reopen(pins: &Arc<PinFolder>, name: &SlotName) -> Result<Self, NetworkError> {
+        for pin in [name.inner_pin(), name.airlock_pin()] {
+            pins.netns(&pin).map_err(step("open a namespace of the slot"))?;
+        }
+        Ok(Self::named(pins, name.clone()))
+    }
+
+    /// The slot of that name, whatever is left of it: for [`Slot::destroy`].
+    #[must_use]
+    pub fn named(pins: &Arc<PinFolder>, name: SlotName) -> Self {
+        Self { pins: Arc::clone(pins), name }
+    }
+
+    /// Every slot of an instance of which something is left, by the pins.
+    ///
+    /// # Errors
+    /// The folder of pins can't be read.
+    pub fn list(pins: &PinFolder, instance: &InstanceId) -> Result<Vec<SlotName>, NetworkError> {
+        let pins = pins.names().map_err(step("list the pinned namespaces"))?;
+        let mut names: Vec<_> = pins
+            .iter()
+            .filter_map(|pin| SlotName::of_pin(pin))
+            .filter(|name| name.instance() == instance)
+            .collect();
+        names.sort();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// Its name: all that must be remembered to find it again.
+    #[must_use]
+    pub const fn name(&self) -> &SlotName {
+        &self.name
+    }
+
+    /// Where the inner namespace is pinned, for an OCI spec.
+    ///
+    /// # Errors
+    /// None: the name was checked.
+    pub fn inner_path(&self) -> Result<PathBuf, NetworkError> {
+        self.pins.path(&self.name.inner_pin()).map_err(step("name the inner namespace"))
+    }
+
+    /// Numbers of the two namespaces in `/proc`, inner and airlock, for an audit.
+    ///
+    /// # Errors
+    /// One of them is not pinned.
+    pub fn inodes(&self) -> Result<(u64, u64), NetworkError> {
+        let inode = |pin: String| self.pins.netns(&pin)?.inode();
+        let both =
+            inode(self.name.inner_pin()).and_then(|inner| Ok((inner, inode(self.name.airlock_pin())?)));
+        both.map_err(step("open a namespace of the slot"))
+    }
+
+    /// Makes a socket inside the airlock: close-on-exec, not blocking. It keeps the airlock alive, so it must be
+    /// closed for the slot to be gone.
+    ///
+    /// # Errors
+    /// There is no such slot, or the port is taken by an earlier socket.
+    pub fn airlock_socket(&self, socket: AirlockSocket) -> Result<OwnedFd, NetworkError> {
+        let airlock = self.airlock().map_err(step("open the airlock"))?;
+        let made = airlock.run(|| make_socket(socket)).map_err(step("enter the airlock"))?;
+        made.map_err(step("make a socket in the airlock"))
+    }
+
+    /// Removes all that is left of the slot. The kernel ends each namespace once the last process and the last socket
+    /// in it are gone; the guest is cut off at once.
+    ///
+    /// # Errors
+    /// The step that failed; call again.
+    pub fn destroy(&self) -> Result<(), NetworkError> {
+        match self.airlock() {
+            Ok(airlock) => self.cut(&airlock).map_err(step("remove the link"))?,
+            // Not pinned, or never mounted: whatever link there was has lost its namespace.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {}
+            Err(error) => return Err(step("open the airlock")(error)),
+        }
+        for pin in [self.name.inner_pin(), self.name.airlock_pin()] {
+            self.pins.unpin(&pin).map_err(step("unpin a namespace"))?;
+        }
+        Ok(())
+    }
+
+    fn pin(
+        pins: &Arc<PinFolder>,
+        instance: &InstanceId,
+        inner: &Netns,
+        airlock: &Netns,
+    ) -> Result<Self, NetworkError> {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let name = SlotName::random(instance);
+            match pins.pin(inner, &name.inner_pin()) {
+                Ok(()) => {
+                    let slot = Self::named(pins, name);
+                    if let Err(error) = pins.pin(airlock, &slot.name.airlock_pin()) {
+                        // Only the pin that was made here, in case the other one is somebody's.
+                        let _ = pins.unpin(&slot.name.inner_pin());
+                        return Err(step("pin the airlock")(error));
+                    }
+                    return Ok(slot);
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempts < NAME_ATTEMPTS => {}
+                Err(error) => return Err(step("pin the inner namespace")(error)),
+            }
+        }
+    }
+
+    /// Seals the airlock before a link in it is up, so no packet ever passes unfiltered.
+    fn set_up(&self, inner: &Netns, airlock: &Netns) -> Result<(), NetworkError> {
+        let link = self.name.airlock_link();
+        airlock.run(|| write_settings(AIRLOCK_SETTINGS)).flatten().map_err(step("configure the airlock"))?;
+        nft::apply(airlock, &ruleset(&link))?;
+        let inside = inner.run(|| {
+            write_settings(INNER_SETTINGS)?;
+            let mut netlink = Rtnetlink::open()?;
+            let peer = VethPeer { name: &link, mac: AIRLOCK_MAC, netns: airlock.as_fd() };
+            netlink.add_veth(INNER_LINK, GUEST_MAC, &peer)?;
+            let index = netlink.index(INNER_LINK)?;
+            netlink.add_address(index, GUEST_ADDRESS, PREFIX_LEN)?;
+            netlink.set_up(netlink.index("lo")?)?;
+            netlink.set_up(index)?;
+            netlink.add_permanent_neighbour(index, AIRLOCK_ADDRESS, AIRLOCK_MAC)?;
+            netlink.add_default_route(index, AIRLOCK_ADDRESS)
+        });
+        inside.flatten().map_err(step("set up the guest's interface"))?;
+        let outside = airlock.run(|| {
+            write_settings(TRACKING_SETTINGS)?;
+            let mut netlink = Rtnetlink::open()?;
+            let index = netlink.index(&link)?;
+            netlink.add_address(index, AIRLOCK_ADDRESS, PREFIX_LEN)?;
+            netlink.set_up(index)?;
+            netlink.add_permanent_neighbour(index, GUEST_ADDRESS, GUEST_MAC)
+        });
+        outside.flatten().map_err(step("set up the airlock's interface"))?;
+        // The end that was set up second carries packets at once, although the kernel says so only a second later.
+        inner.run(|| wait_until_operational(INNER_LINK)).flatten().map_err(step("bring the link up"))
+    }
+
+    fn airlock(&self) -> io::Result<Netns> {
+        self.pins.netns(&self.name.airlock_pin())
+    }
+
+    fn cut(&self, airlock: &Netns) -> io::Result<()> {
+        let link = self.name.airlock_link();
+        airlock.run(|| {
+            let mut netlink = Rtnetlink::open()?;
+            let gone =
+                |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error());
+            match netlink.index(&link).and_then(|index| netlink.delete_link(index)) {
+                Err(error) if gone(&error) => Ok(()),
+                result => result,
+            }
+        })?
+    }
+}
+
+/// Writes settings of the calling thread's namespace. One that does not exist belongs to a part of the kernel that
+/// does not run here.
+fn write_settings(settings: &[(&str, &str)]) -> io::Result<()> {
+    for (name, value) in settings {
+        match fs_err::write(format!("/proc/sys/net/{name}"), value) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+/// Waits until packets pass: before that they are lost, which a fresh sandbox's first query would be.
+fn wait_until_operational(name: &str) -> io::Result<()> {
+    let mut netlink = Rtnetlink::open()?;
+    let deadline = Instant::now() + LINK_PATIENCE;
+    loop {
+        if netlink.links()?.iter().any(|link| link.name == name && link.operational) {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(LINK_INTERVAL);
+    }
+}
+
+fn make_socket(socket: AirlockSocket) -> io::Result<OwnedFd> {
+    let (kind, protocol) = match socket {
+        AirlockSocket::DnsUdp => (SocketType::DGRAM, ipproto::UDP),
+        AirlockSocket::DnsTcp | AirlockSocket::TcpToGuest => (SocketType::STREAM, ipproto::TCP),
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = socket_with(AddressFamily::INET, kind, flags, Some(protocol))?;
+    let dns = SocketAddrV4::new(AIRLOCK_ADDRESS, DNS_PORT);
+    match socket {
+        AirlockSocket::DnsUdp => bind(&fd, &dns)?,
+        AirlockSocket::DnsTcp => {
+            // Connections of a server that died may linger.
+            sockopt::set_socket_reuseaddr(&fd, true)?;
+            bind(&fd, &dns)?;
+            listen(&fd, DNS_BACKLOG)?;
+        }
+        AirlockSocket::TcpToGuest => {}
+    }
+    Ok(fd)
+}

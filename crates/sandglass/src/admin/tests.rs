@@ -1,0 +1,111 @@
+use sandglass_store::SqliteStore;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::*;
+
+const NOW: Timestamp = Timestamp::from_millis(1_760_000_000_000);
+
+async fn open() -> (SqliteStore, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    (SqliteStore::open(&folder.path().join("store.db")).await.unwrap(), folder)
+}
+
+fn text(out: Vec<u8>) -> String {
+    String::from_utf8(out).unwrap()
+}
+
+fn value(out: &[u8]) -> Value {
+    serde_json::from_slice(out).unwrap()
+}
+
+#[tokio::test]
+async fn a_key_works_until_it_is_revoked_and_its_secret_is_shown_once() {
+    let (store, _folder) = open().await;
+    let mut out = Vec::new();
+    team_create(&store, "acme", NOW, Format::Json, &mut out).await.unwrap();
+    let team = value(&out);
+    assert_eq!(team["name"], "acme");
+
+    let mut out = Vec::new();
+    key_create(&store, "acme", "laptop", NOW, Format::Text, &mut out).await.unwrap();
+    let secret = text(out).trim_end().to_owned();
+    let hex = secret.strip_prefix("e2b_").unwrap();
+    assert!(hex.len() == 40 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')), "{secret}");
+    let found = store.authenticate(&digest_of(&secret), NOW).await.unwrap().unwrap();
+    assert_eq!(found.id.to_string(), team["id"]);
+
+    for format in [Format::Text, Format::Json] {
+        let mut out = Vec::new();
+        key_list(&store, None, format, &mut out).await.unwrap();
+        let listed = text(out);
+        assert!(listed.contains("laptop") && listed.contains(&secret[40..]), "{listed}");
+        assert!(!listed.contains(hex) && !listed.contains(&digest_of(&secret).to_string()), "{listed}");
+    }
+
+    let id = store.keys(None).await.unwrap()[0].id.to_string();
+    let mut out = Vec::new();
+    key_revoke(&store, &id, NOW, Format::Json, &mut out).await.unwrap();
+    assert_eq!(value(&out)["revoked_at"], NOW.as_millis());
+    assert_eq!(store.authenticate(&digest_of(&secret), NOW).await.unwrap(), None);
+    let again = key_revoke(&store, &id, NOW, Format::Text, &mut Vec::new()).await.unwrap_err();
+    assert!(again.to_string().contains("revoked before"), "{again}");
+}
+
+#[tokio::test]
+async fn keys_differ_and_json_shows_the_secret_of_a_new_one() {
+    let (store, _folder) = open().await;
+    team_create(&store, "acme", NOW, Format::Text, &mut Vec::new()).await.unwrap();
+    let mut secrets = Vec::new();
+    for _ in 0..3 {
+        let mut out = Vec::new();
+        key_create(&store, "acme", "key", NOW, Format::Json, &mut out).await.unwrap();
+        let key = value(&out);
+        let secret = key["secret"].as_str().unwrap().to_owned();
+        assert!(secret.ends_with(key["suffix"].as_str().unwrap()));
+        assert!(key.get("digest").is_none(), "{key}");
+        secrets.push(secret);
+    }
+    secrets.dedup();
+    assert_eq!(secrets.len(), 3);
+}
+
+#[tokio::test]
+async fn teams_are_found_by_name_and_id_and_end_with_their_keys() {
+    let (store, _folder) = open().await;
+    for name in ["acme", "other"] {
+        team_create(&store, name, NOW, Format::Text, &mut Vec::new()).await.unwrap();
+    }
+    let id = store.teams().await.unwrap()[0].id.to_string();
+    for team in ["acme", &id] {
+        key_create(&store, team, "key", NOW, Format::Text, &mut Vec::new()).await.unwrap();
+    }
+    let mut out = Vec::new();
+    key_list(&store, Some("other"), Format::Json, &mut out).await.unwrap();
+    assert_eq!(value(&out), serde_json::json!([]));
+    team_revoke(&store, &id, NOW, Format::Text, &mut Vec::new()).await.unwrap();
+    for (again, said) in [
+        (team_revoke(&store, "acme", NOW, Format::Text, &mut Vec::new()).await, "revoked before"),
+        (key_create(&store, "acme", "key", NOW, Format::Text, &mut Vec::new()).await, "was revoked"),
+        (key_create(&store, "nobody", "key", NOW, Format::Text, &mut Vec::new()).await, "no team nobody"),
+        (team_create(&store, "other", NOW, Format::Text, &mut Vec::new()).await, "exists already"),
+    ] {
+        let error = again.unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+    let mut out = Vec::new();
+    team_list(&store, Format::Text, &mut out).await.unwrap();
+    let listed = text(out);
+    assert!(listed.contains("acme") && listed.contains("2025-10-09T08:53:20.000Z"), "{listed}");
+}
+
+#[test]
+fn names_are_plain() {
+    for name in ["a", "Team 1", "größe", &"x".repeat(64)] {
+        checked_name(name).unwrap();
+    }
+    let id = KeyId::random().to_string();
+    for name in ["", " a", "a\n", "\u{1b}[31m", &"x".repeat(65), &id] {
+        assert!(checked_name(name).is_err(), "{name:?}");
+    }
+}

@@ -1,0 +1,243 @@
+//! The command line. Scripts rely on it: names and meanings stay.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Disposable computers for AI agents, on machines that you own.
+#[derive(Debug, Parser)]
+#[command(name = "sandglass", version, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Start the server (as root: it starts its privileged half and then gives up all privilege)
+    Serve(Serve),
+    /// The privileged half; `serve` starts it
+    #[command(hide = true)]
+    Host(Host),
+    /// Create a sandbox, run a command in it, destroy it, and exit with the command's code
+    Run(Run),
+    /// List, inspect, use and end sandboxes
+    #[command(subcommand)]
+    Sandbox(Sandbox),
+    /// Show what a data folder owns on this machine, and what nobody owns any more
+    Ledger(Ledger),
+    /// Tell the ledger what the store says, without privilege
+    #[command(hide = true)]
+    Owners(Owners),
+    /// Add, list and end teams
+    #[command(subcommand)]
+    Team(Team),
+    /// Add, list and end API keys
+    #[command(subcommand)]
+    Key(Key),
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum EngineChoice {
+    /// The strongest that works on this machine
+    Auto,
+    /// gVisor: a kernel in user space
+    Gvisor,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// Where to listen; port 0 takes a free one [default: 127.0.0.1:3000]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// The folder of this server's state [default: /var/lib/sandglass]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// The folder of root file systems and agents, shared by all servers of a machine [default: /var/cache/sandglass]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache_dir: Option<PathBuf>,
+    /// What isolates sandboxes [default: auto]
+    #[arg(long, value_enum)]
+    pub(crate) engine: Option<EngineChoice>,
+    /// A TOML file with the same settings and more; the command line wins
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// The guest binary to use instead of the one in this program
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub(crate) guest: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Host {
+    #[arg(long)]
+    pub(crate) data_dir: PathBuf,
+    #[arg(long)]
+    pub(crate) cache_dir: PathBuf,
+    #[arg(long)]
+    pub(crate) guest: PathBuf,
+    #[arg(long)]
+    pub(crate) runsc: PathBuf,
+}
+
+/// Which server to talk to, and as whom.
+#[derive(Debug, Args)]
+pub(crate) struct Remote {
+    /// The server
+    #[arg(long, env = "E2B_API_URL", default_value = "http://127.0.0.1:3000", value_name = "URL")]
+    pub(crate) url: String,
+    /// An API key of it
+    #[arg(long, env = "E2B_API_KEY", hide_env_values = true, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) remote: Remote,
+    /// The template to start from
+    #[arg(long, default_value = "base", value_name = "T")]
+    pub(crate) template: String,
+    /// Seconds that sandbox and command may take
+    #[arg(long, default_value_t = 300, value_name = "S")]
+    pub(crate) timeout: u64,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Sandbox {
+    /// List sandboxes
+    List {
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Show one sandbox
+    Info {
+        #[command(flatten)]
+        remote: Remote,
+        /// Its id
+        id: String,
+    },
+    /// Run a command in a sandbox, and exit with its code
+    Exec {
+        #[command(flatten)]
+        remote: Remote,
+        /// Its id
+        id: String,
+        /// Run as this user instead of the template's
+        #[arg(long, value_name = "USER")]
+        user: Option<String>,
+        /// Run in this folder
+        #[arg(long, value_name = "DIR")]
+        cwd: Option<String>,
+        /// The command and its arguments
+        #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+        command: Vec<String>,
+    },
+    /// End sandboxes
+    Kill {
+        #[command(flatten)]
+        remote: Remote,
+        /// Their ids
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ledger {
+    /// The folder of the server's state
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_dir: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Seconds to wait for nothing to be left over
+    #[arg(long, value_name = "S")]
+    pub(crate) wait: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Owners {
+    #[arg(long)]
+    pub(crate) data_dir: PathBuf,
+}
+
+/// The store to work on. The server may run meanwhile.
+#[derive(Debug, Args)]
+pub(crate) struct Local {
+    /// The folder of the server's state
+    #[arg(long, default_value = "/var/lib/sandglass", value_name = "DIR")]
+    pub(crate) data_dir: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Team {
+    /// Add a team
+    Create {
+        #[command(flatten)]
+        local: Local,
+        /// Its name
+        name: String,
+    },
+    /// List teams
+    List {
+        #[command(flatten)]
+        local: Local,
+    },
+    /// End a team: its keys are refused from now on
+    Revoke {
+        #[command(flatten)]
+        local: Local,
+        /// Its name or id
+        team: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Key {
+    /// Make a key and print it, once
+    Create {
+        #[command(flatten)]
+        local: Local,
+        /// The name or id of the team that it acts for
+        #[arg(long, default_value = "default")]
+        team: String,
+        /// What to call it
+        #[arg(long, default_value = "key")]
+        name: String,
+    },
+    /// List keys, without their secrets
+    List {
+        #[command(flatten)]
+        local: Local,
+        /// Only those of this team, by name or id
+        #[arg(long)]
+        team: Option<String>,
+    },
+    /// End a key
+    Revoke {
+        #[command(flatten)]
+        local: Local,
+        /// Its id
+        key: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

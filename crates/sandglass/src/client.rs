@@ -1,0 +1,119 @@
+//! The verbs of the command line that talk to a server, over the same public API that everybody uses.
+
+mod exec;
+mod rest;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+
+use crate::cli;
+use exec::{Command, Outcome};
+use rest::Api;
+
+/// What `run` and `exec` exit with when they themselves fail, as other tools of this kind do: a command that ran and
+/// failed is not to be taken for one that never ran.
+const OWN_FAILURE: u8 = 125;
+
+/// `sandglass run`.
+pub(crate) fn run(args: cli::Run) -> anyhow::Result<ExitCode> {
+    own_failure(block_on(async {
+        let api = Api::new(&args.remote)?;
+        let sandbox = api.create(&args.template, args.timeout).await?;
+        let command = Command { words: args.command, user: None, cwd: None };
+        let outcome = tokio::select! {
+            outcome = exec::run(&api, &sandbox, command, args.remote.json) => outcome,
+            _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        };
+        let killed = api.kill(&sandbox.id).await;
+        let outcome = outcome?;
+        killed.context("the command ended, but its sandbox could not be ended; its timeout will")?;
+        finish(outcome, args.remote.json)
+    }))
+}
+
+/// `sandglass sandbox …`.
+pub(crate) fn sandbox(verb: cli::Sandbox) -> anyhow::Result<ExitCode> {
+    match verb {
+        cli::Sandbox::List { remote } => block_on(list(&remote)),
+        cli::Sandbox::Info { remote, id } => block_on(info(&remote, &id)),
+        cli::Sandbox::Kill { remote, ids } => block_on(kill(&remote, &ids)),
+        cli::Sandbox::Exec { remote, id, user, cwd, command } => own_failure(block_on(async {
+            let api = Api::new(&remote)?;
+            let sandbox = api.connect(&id).await?;
+            let command = Command { words: command, user, cwd };
+            finish(exec::run(&api, &sandbox, command, remote.json).await?, remote.json)
+        })),
+    }
+}
+
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}
+
+fn own_failure(outcome: anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
+    outcome.or_else(|error| {
+        eprintln!("sandglass: {error:#}");
+        Ok(ExitCode::from(OWN_FAILURE))
+    })
+}
+
+fn finish(outcome: Outcome, json: bool) -> anyhow::Result<ExitCode> {
+    if json {
+        print_json(&outcome.to_json())?;
+    } else if let Some(error) = outcome.error() {
+        eprintln!("sandglass: {error}");
+    }
+    Ok(ExitCode::from(outcome.code()))
+}
+
+async fn list(remote: &cli::Remote) -> anyhow::Result<ExitCode> {
+    let sandboxes = Api::new(remote)?.list().await?;
+    if remote.json {
+        print_json(&Value::Array(sandboxes))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["SANDBOX", "TEMPLATE", "STATE", "STARTED", "ENDS"]);
+    for sandbox in &sandboxes {
+        let text = |field: &str| sandbox[field].as_str().unwrap_or("?").to_owned();
+        table.add_row(["sandboxID", "templateID", "state", "startedAt", "endAt"].map(text));
+    }
+    writeln!(std::io::stdout(), "{table}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn info(remote: &cli::Remote, id: &str) -> anyhow::Result<ExitCode> {
+    let info = Api::new(remote)?.info(id).await?;
+    if remote.json {
+        print_json(&info)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut out = std::io::stdout().lock();
+    for (field, value) in info.as_object().context("the server's answer is no object")? {
+        match value {
+            Value::String(text) => writeln!(out, "{field:<20} {text}")?,
+            Value::Null => {}
+            value => writeln!(out, "{field:<20} {value}")?,
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn kill(remote: &cli::Remote, ids: &[String]) -> anyhow::Result<ExitCode> {
+    let api = Api::new(remote)?;
+    for id in ids {
+        api.kill(id).await?;
+    }
+    if remote.json {
+        print_json(&json!({ "killed": ids }))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_json(value: &Value) -> anyhow::Result<()> {
+    writeln!(std::io::stdout(), "{value:#}").context("nothing reads the output")
+}

@@ -1,0 +1,127 @@
+//! The REST face, as much of it as the command line needs.
+
+use anyhow::{Context as _, bail};
+use http::{Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Bytes;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde_json::{Value, json};
+
+use crate::cli::Remote;
+
+/// The largest answer that is read, in bytes: a page of sandboxes with all their labels.
+const MAX_ANSWER: usize = 16 * 1024 * 1024;
+
+/// A server, and who asks.
+pub(crate) struct Api {
+    http: Client<HttpConnector, Full<Bytes>>,
+    base: String,
+    key: String,
+}
+
+/// What is needed to reach a sandbox's guest API.
+pub(crate) struct Reach {
+    pub(crate) id: String,
+    pub(crate) token: Option<String>,
+}
+
+impl Api {
+    pub(crate) fn new(remote: &Remote) -> anyhow::Result<Self> {
+        let uri: Uri = remote.url.parse().context("the server's address is no URL")?;
+        if uri.scheme_str() != Some("http") {
+            bail!("{}: so far only http:// servers can be reached; use the one of this machine", remote.url);
+        }
+        let key = remote.api_key.clone().context(
+            "no API key: set E2B_API_KEY to the one that the server printed at its first start, or make another with \
+             `sandglass key create`",
+        )?;
+        let http = Client::builder(TokioExecutor::new()).build_http();
+        Ok(Self { http, base: remote.url.trim_end_matches('/').to_owned(), key })
+    }
+
+    /// The address of the server.
+    pub(crate) fn base(&self) -> &str {
+        &self.base
+    }
+
+    pub(crate) async fn create(&self, template: &str, timeout: u64) -> anyhow::Result<Reach> {
+        let body = json!({ "templateID": template, "timeout": timeout });
+        let (_, answer) = self.call(Method::POST, "/v2/sandboxes", Some(&body)).await?;
+        Reach::read(&answer)
+    }
+
+    pub(crate) async fn connect(&self, id: &str) -> anyhow::Result<Reach> {
+        // A timeout never shortens here, so the smallest one just asks for the token.
+        let body = json!({ "timeout": 1 });
+        let (_, answer) =
+            self.call(Method::POST, &format!("/v2/sandboxes/{id}/connect"), Some(&body)).await?;
+        Reach::read(&answer)
+    }
+
+    pub(crate) async fn info(&self, id: &str) -> anyhow::Result<Value> {
+        Ok(self.call(Method::GET, &format!("/v1/sandboxes/{id}"), None).await?.1)
+    }
+
+    pub(crate) async fn kill(&self, id: &str) -> anyhow::Result<()> {
+        self.call(Method::DELETE, &format!("/sandboxes/{id}"), None).await.map(|_| ())
+    }
+
+    pub(crate) async fn list(&self) -> anyhow::Result<Vec<Value>> {
+        let mut all = Vec::new();
+        let mut next = Some(String::new());
+        while let Some(token) = next {
+            let cursor = if token.is_empty() { token } else { format!("&nextToken={token}") };
+            let (more, page) =
+                self.call(Method::GET, &format!("/v2/sandboxes?limit=100{cursor}"), None).await?;
+            let Value::Array(page) = page else { bail!("the server's answer is no list") };
+            all.extend(page);
+            next = more;
+        }
+        Ok(all)
+    }
+
+    /// The next page's token, if there is one, and the answer.
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> anyhow::Result<(Option<String>, Value)> {
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base))
+            .header("x-api-key", &self.key)
+            .header("content-type", "application/json")
+            .body(Full::from(body))
+            .context("the request is malformed: is the id right?")?;
+        let response = self.http.request(request).await.with_context(|| {
+            format!("no server answers at {}; start one with `sandglass serve`", self.base)
+        })?;
+        let status = response.status();
+        let next = response.headers().get("x-next-token").and_then(|token| token.to_str().ok());
+        let next = next.filter(|token| !token.is_empty()).map(str::to_owned);
+        let bytes = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+        let bytes =
+            bytes.map_err(|error| anyhow::anyhow!("the answer could not be read: {error}"))?.to_bytes();
+        let answer = if bytes.is_empty() { Value::Null } else { serde_json::from_slice(&bytes)? };
+        if !status.is_success() {
+            bail!("{}", refusal(status, &answer));
+        }
+        Ok((next, answer))
+    }
+}
+
+fn refusal(status: StatusCode, answer: &Value) -> String {
+    answer["message"].as_str().map_or_else(|| format!("the server answered {status}"), str::to_owned)
+}
+
+impl Reach {
+    fn read(answer: &Value) -> anyhow::Result<Self> {
+        let id = answer["sandboxID"].as_str().context("the server's answer names no sandbox")?;
+        let token = answer["envdAccessToken"].as_str().map(str::to_owned);
+        Ok(Self { id: id.to_owned(), token })
+    }
+}

@@ -1,0 +1,163 @@
+//! The folder of one server's state, and who owns what in it.
+//!
+//! ```text
+//! DIR/instance     the id of this folder; every kernel object that its server makes carries it
+//! DIR/serve/       the store: belongs to the half without privilege, which sees nothing else of the file system
+//! DIR/host/        sandboxes: belongs to root
+//! ```
+
+use std::fs::Permissions;
+use std::io::ErrorKind;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use fs_err as fs;
+use sandglass_linux::lock::{FolderLock, LockError};
+use sandglass_linux::privilege::{self, Confinement, Enforcement, Identity, WithoutLandlock};
+use sandglass_types::InstanceId;
+
+/// The file of the store, as the half without privilege sees it.
+pub(crate) const STORE: &str = "/store.db";
+
+/// How long a server that starts waits for the halves of one that was just killed.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The range of the ids that servers run under: first and count. Nothing else uses them: see "UIDs and GIDs on systemd
+/// systems", which has 1,879,048,192 to 2,147,352,575 as unused.
+const UIDS: (u32, u32) = (1_879_048_192, 268_304_384);
+
+/// A data folder.
+#[derive(Debug)]
+pub(crate) struct DataDir {
+    path: PathBuf,
+    instance: InstanceId,
+}
+
+impl DataDir {
+    /// Opens a folder that a server made before.
+    pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
+        let path = fs::canonicalize(path).context("the data folder can't be opened")?;
+        let text = fs::read_to_string(path.join("instance"))
+            .with_context(|| format!("{} is no data folder of Sandglass", path.display()))?;
+        let instance = text.trim_end().parse().context("the data folder has a malformed instance file")?;
+        Ok(Self { path, instance })
+    }
+
+    /// Opens a folder, making it if it is missing or empty, and locks it.
+    pub(crate) fn open_or_create(path: &Path) -> anyhow::Result<(Self, FolderLock)> {
+        fs::create_dir_all(path)?;
+        let path = fs::canonicalize(path)?;
+        let lock = lock(&path)?;
+        let file = path.join("instance");
+        if !file.try_exists()? {
+            if fs::read_dir(&path)?.next().is_some() {
+                bail!("{} is neither empty nor a data folder of Sandglass; choose another", path.display());
+            }
+            let instance = InstanceId::random();
+            let temporary = path.join(".instance.new");
+            fs::write(&temporary, format!("{instance}\n"))?;
+            fs::rename(&temporary, &file)?;
+        }
+        let folder = Self::open(&path)?;
+        folder.lay_out()?;
+        Ok((folder, lock))
+    }
+
+    fn lay_out(&self) -> anyhow::Result<()> {
+        let Identity { uid, gid } = self.identity();
+        for (name, owner) in [("serve", Some((uid, gid))), ("host", None)] {
+            let folder = self.path.join(name);
+            match fs::create_dir(&folder) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
+                _ => {}
+            }
+            fs::set_permissions(&folder, Permissions::from_mode(0o700))?;
+            if let Some((uid, gid)) = owner {
+                chown(&folder, Some(uid), Some(gid))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Its absolute path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder of the privileged half.
+    pub(crate) fn host(&self) -> PathBuf {
+        self.path.join("host")
+    }
+
+    /// Its id.
+    pub(crate) const fn instance(&self) -> &InstanceId {
+        &self.instance
+    }
+
+    /// Whom the half without privilege runs as: an own user and group for each data folder, so that not even two servers
+    /// of one machine can touch each other.
+    pub(crate) fn identity(&self) -> Identity {
+        // FNV-1a; any hash does.
+        let hash = self
+            .instance
+            .as_str()
+            .bytes()
+            .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        let id = UIDS.0 + hash % UIDS.1;
+        Identity { uid: id, gid: id }
+    }
+
+    /// Gives up all privilege: from here on this process has an own user, no capability, and sees `serve/` as the whole
+    /// file system. Call it before the second thread starts.
+    pub(crate) fn confine(&self) -> anyhow::Result<Enforcement> {
+        let folder = self.path.join("serve");
+        rustix::process::chroot(&folder).context("the root folder could not be changed")?;
+        rustix::process::chdir("/").context("the new root folder could not be entered")?;
+        let own = Confinement { read_write: vec!["/".into()], read_only: Vec::new() };
+        let enforcement = privilege::confine(&own, WithoutLandlock::Refuse)?;
+        privilege::drop_to(self.identity())?;
+        Ok(enforcement)
+    }
+}
+
+fn lock(path: &Path) -> anyhow::Result<FolderLock> {
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match FolderLock::acquire(path) {
+            Err(LockError::InUse) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(LockError::InUse) => {
+                bail!("another server uses {}; stop it, or give this one its own --data-dir", path.display())
+            }
+            other => return Ok(other?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_keeps_its_instance_and_its_lock() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("data");
+        let (first, held) = DataDir::open_or_create(&path).unwrap();
+        assert!(matches!(FolderLock::acquire(&path), Err(LockError::InUse)));
+        drop(held);
+        let (second, _held) = DataDir::open_or_create(&path).unwrap();
+        assert_eq!(first.instance(), second.instance());
+        assert!(first.identity().uid >= UIDS.0);
+    }
+
+    #[test]
+    fn a_folder_of_others_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("thesis.txt"), "years of work").unwrap();
+        let error = DataDir::open_or_create(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("neither empty nor a data folder"), "{error}");
+    }
+}

@@ -1,0 +1,73 @@
+//! `sandglass host`: the privileged half, and how the other half starts it.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use sandglass_engine::Engine;
+use sandglass_engine::gvisor::{GvisorConfig, GvisorEngine, HostPaths};
+use sandglass_engine::network::Assignments;
+use sandglass_linux::fdpass;
+use sandglass_linux::lock::FolderLock;
+
+use crate::cli;
+use crate::data_dir::DataDir;
+
+/// Starts the privileged half. Returns this half's end of the line to it.
+///
+/// The line is its standard input, and the lock on the data folder its standard output: so the folder stays locked for as
+/// long as either half lives, and no descriptor needs a number. A group of its own keeps the terminal's Ctrl-C
+/// from it and from the sandboxes: it ends when the line is closed.
+pub(crate) fn spawn(
+    data: &DataDir,
+    cache_dir: &Path,
+    guest: &Path,
+    runsc: &Path,
+    lock: &FolderLock,
+) -> anyhow::Result<(Child, OwnedFd)> {
+    let (ours, theirs) = fdpass::pair().context("no line to the privileged half")?;
+    let program = std::env::current_exe().context("this program can't find itself")?;
+    let host = Command::new(program)
+        .arg("host")
+        .arg("--data-dir")
+        .arg(data.path())
+        .arg("--cache-dir")
+        .arg(cache_dir)
+        .arg("--guest")
+        .arg(guest)
+        .arg("--runsc")
+        .arg(runsc)
+        .stdin(Stdio::from(theirs))
+        .stdout(Stdio::from(lock.as_fd().try_clone_to_owned()?))
+        .process_group(0)
+        .spawn()
+        .context("the privileged half could not be started")?;
+    Ok((host, ours))
+}
+
+/// Is the privileged half until the line is closed.
+pub(crate) fn run(args: cli::Host) -> anyhow::Result<()> {
+    let line = std::io::stdin().as_fd().try_clone_to_owned()?;
+    let data = DataDir::open(&args.data_dir)?;
+    sandglass_linux::process::adopt_orphans().context("orphans can't be adopted")?;
+    let airlocks = Assignments::open(&data.host(), data.instance()).map_err(chain)?;
+    let engine = GvisorEngine::open(GvisorConfig {
+        paths: HostPaths { data: data.host(), cache: args.cache_dir },
+        instance: data.instance().clone(),
+        runsc: args.runsc,
+        guest: args.guest,
+        guest_args: vec!["init".into()],
+        airlocks: Some(Box::new(airlocks)),
+    })
+    .map_err(chain)?;
+    let engine: Arc<dyn Engine> = Arc::new(engine);
+    sandglass_engine::host::server::run(line, &engine).context("the line to the other half failed")
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn chain(error: impl std::error::Error + 'static) -> anyhow::Error {
+    anyhow::anyhow!("{}", sandglass_types::error::Chain(&error))
+}

@@ -1,0 +1,165 @@
+//! `sandglass serve`: starts as root, starts its privileged half, gives up all privilege, and only then reads a byte
+//! that somebody else sent.
+
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use sandglass_control::{Control, template};
+use sandglass_engine::host::Host;
+use sandglass_store::{SqliteStore, Store};
+use sandglass_types::{Clock as _, SystemClock};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::cli::EngineChoice;
+use crate::config::Config;
+use crate::data_dir::{DataDir, STORE};
+use crate::{admin, cli, guest_binary, privileged};
+
+/// How long the privileged half may take to clear its spare network slots when the server stops.
+const HOST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Serves until a signal, or until the privileged half is gone.
+pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
+    let config = Config::resolve(args)?;
+    if !rustix::process::geteuid().is_root() {
+        bail!(
+            "sandboxes need root to be made: start `sandglass serve` as root (it gives up all privilege itself)"
+        );
+    }
+    let (data, lock) = DataDir::open_or_create(&config.data_dir)?;
+    let listener = TcpListener::bind(config.listen)
+        .with_context(|| format!("{} can't be listened on; choose another with --listen", config.listen))?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    let runsc = match config.engine {
+        EngineChoice::Auto | EngineChoice::Gvisor => find_runsc(config.runsc.as_deref())?,
+    };
+    let guest = guest_binary::install(&config.cache_dir, args.guest.as_deref())?;
+    let base = template::prepare(&config.cache_dir, "base", |line| tracing::info!("{line}"))
+        .map_err(|error| anyhow::anyhow!("{}", sandglass_types::error::Chain(&error)))?;
+    let (mut host, line) = privileged::spawn(&data, &config.cache_dir, &guest, &runsc, &lock)?;
+    let outcome = data.confine().and_then(|confinement| {
+        tracing::info!(?confinement, identity = ?data.identity(), "gave up all privilege");
+        let templates = HashMap::from([(base.name.clone(), base)]);
+        let control = sandglass_control::Config {
+            templates,
+            max_lifetime: config.max_lifetime,
+            domain: config.domain.clone(),
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(serve(control, listener, address, line))
+    });
+    // The line is closed by now, so the other half is about to end.
+    wait_for(&mut host);
+    drop(lock);
+    outcome
+}
+
+async fn serve(
+    config: sandglass_control::Config,
+    listener: TcpListener,
+    address: SocketAddr,
+    line: std::os::fd::OwnedFd,
+) -> anyhow::Result<()> {
+    let tasks = TaskTracker::new();
+    let shutdown = CancellationToken::new();
+    let (host, answers) = Host::connect(line)?;
+    let host_gone = CancellationToken::new();
+    tasks.spawn({
+        let gone = host_gone.clone().drop_guard();
+        let shutdown = shutdown.clone();
+        async move {
+            answers.await;
+            drop(gone);
+            shutdown.cancel();
+        }
+    });
+    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(Path::new(STORE)).await?);
+    let key = first_key(&*store).await?;
+    let control = Control::start(config, store, host, Arc::new(SystemClock))
+        .await
+        .map_err(|error| anyhow::anyhow!("{}", sandglass_types::error::Chain(&error)))?;
+    announce(address, key.as_deref(), &control)?;
+    tasks.spawn({
+        let shutdown = shutdown.clone();
+        let (mut interrupt, mut terminate) =
+            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        async move {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+                () = shutdown.cancelled() => {}
+            }
+            shutdown.cancel();
+        }
+    });
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    sandglass_api::serve(listener, control.clone(), shutdown.clone()).await?;
+    shutdown.cancel();
+    control.stop().await;
+    if host_gone.is_cancelled() {
+        bail!("the privileged half ended, and nothing works without it; start the server again");
+    }
+    tracing::info!("stopped; running sandboxes run on, and the next start takes them up");
+    Ok(())
+}
+
+/// Makes a team and a key if there is no team yet, and returns the key's secret: nobody could do anything without.
+async fn first_key(store: &dyn Store) -> anyhow::Result<Option<String>> {
+    if !store.teams().await?.is_empty() {
+        return Ok(None);
+    }
+    let now = SystemClock.now();
+    let team = store.create_team("default", now).await?;
+    let (_, secret) = admin::new_key(store, &team, "first", now).await?;
+    Ok(Some(secret))
+}
+
+/// Prints what a client needs, ready to paste.
+fn announce(address: SocketAddr, key: Option<&str>, control: &Control) -> anyhow::Result<()> {
+    let mut address = address;
+    if address.ip().is_unspecified() {
+        address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
+    }
+    let url = format!("http://{address}");
+    let mut out = std::io::stdout().lock();
+    if let Some(key) = key {
+        writeln!(out, "export E2B_API_KEY={key}")?;
+    }
+    writeln!(out, "export E2B_API_URL={url}\nexport E2B_SANDBOX_URL={url}")?;
+    out.flush()?;
+    tracing::info!(%address, engine = control.engine().name, version = control.engine().version, "ready");
+    Ok(())
+}
+
+fn find_runsc(configured: Option<&Path>) -> anyhow::Result<PathBuf> {
+    if let Some(path) = configured {
+        return Ok(path.to_owned());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join("runsc")).find(|file| file.is_file());
+    found.context("runsc is not installed: `apt install runsc` (Debian 12 has it in bookworm-backports)")
+}
+
+fn wait_for(host: &mut Child) {
+    let deadline = Instant::now() + HOST_PATIENCE;
+    while Instant::now() < deadline {
+        match host.try_wait() {
+            Ok(None) => std::thread::sleep(Duration::from_millis(10)),
+            Ok(Some(status)) if status.success() => return,
+            outcome => {
+                tracing::error!(?outcome, "the privileged half failed");
+                return;
+            }
+        }
+    }
+    tracing::warn!("the privileged half still works on something; it ends by itself");
+}
