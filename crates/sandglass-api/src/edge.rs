@@ -135,6 +135,10 @@ impl Edge {
             tracing::debug!(%id, %port, %error, "no answer from the sandbox");
             if gone.is_cancelled() { Failure::NotFound } else { Failure::Broken }
         })?;
+        // The parser's own bound is the size of its buffer, which may be exceeded by one read.
+        if headers::length(answer.headers()) > MAX_HEAD_LEN {
+            return Err(Failure::Broken);
+        }
         pulse.beat();
         // A sandbox may speak HTTP/1.0; what the client gets is up to the server here.
         *answer.version_mut() = Version::HTTP_11;

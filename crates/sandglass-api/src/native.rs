@@ -164,7 +164,8 @@ struct SandboxDetailView {
 
 #[utoipa::path(get, path = "/v1/info", tag = "native", responses(
     (status = 200, description = "The server", body = ServerInfo),
-    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn info(State(state): State<ApiState>, _: Caller) -> axum::Json<ServerInfo> {
     axum::Json(ServerInfo { version: env!("CARGO_PKG_VERSION"), engine: state.backend.engine().into() })
 }
@@ -177,7 +178,8 @@ async fn info(State(state): State<ApiState>, _: Caller) -> axum::Json<ServerInfo
     ("nextToken" = Option<String>, Query, description = "x-next-token of the page before")), responses(
     (status = 200, description = "One page of running sandboxes", body = Vec<SandboxView>,
      headers(("x-next-token" = String, description = "if there are more"))),
-    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn list_native(
     State(state): State<ApiState>,
     caller: Caller,
@@ -199,7 +201,8 @@ async fn list_native(
 
 #[utoipa::path(get, path = "/v1/sandboxes/{id}", tag = "native", params(("id" = String, Path)), responses(
     (status = 200, description = "The sandbox", body = SandboxDetailView),
-    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn get_native(
     State(state): State<ApiState>,
     caller: Caller,

@@ -117,7 +117,8 @@ async fn create(
 
 #[utoipa::path(post, path = "/v2/sandboxes", tag = "e2b", request_body = NewSandbox, responses(
     (status = 201, description = "Created; its guest API answers", body = Sandbox),
-    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn create_v2(
     State(state): State<ApiState>,
     caller: Caller,
@@ -129,7 +130,8 @@ async fn create_v2(
 
 #[utoipa::path(post, path = "/sandboxes", tag = "e2b", request_body = NewSandbox, responses(
     (status = 201, description = "Created; its guest API answers", body = Sandbox),
-    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn create_v1(
     State(state): State<ApiState>,
     caller: Caller,
@@ -149,7 +151,8 @@ async fn create_v1(
     ("nextToken" = Option<String>, Query, description = "x-next-token of the page before")), responses(
     (status = 200, description = "One page", body = Vec<ListedSandbox>,
      headers(("x-next-token" = String, description = "if there are more"))),
-    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn list_v2(
     State(state): State<ApiState>,
     caller: Caller,
@@ -171,7 +174,8 @@ async fn list_v2(
 #[utoipa::path(get, path = "/sandboxes", tag = "e2b", params(
     ("metadata" = Option<String>, Query, description = "key=value pairs joined by &, URL-encoded")), responses(
     (status = 200, description = "All running sandboxes", body = Vec<ListedSandbox>),
-    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn list_v1(
     State(state): State<ApiState>,
     caller: Caller,
@@ -202,7 +206,8 @@ async fn list_v1(
 
 #[utoipa::path(get, path = "/sandboxes/{id}", tag = "e2b", params(("id" = String, Path)), responses(
     (status = 200, description = "The sandbox", body = SandboxDetail),
-    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn get_sandbox(
     State(state): State<ApiState>,
     caller: Caller,
@@ -214,7 +219,8 @@ async fn get_sandbox(
 
 #[utoipa::path(delete, path = "/sandboxes/{id}", tag = "e2b", params(("id" = String, Path)), responses(
     (status = 204, description = "It is gone"),
-    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn delete_sandbox(
     State(state): State<ApiState>,
     caller: Caller,
@@ -241,7 +247,8 @@ fn seconds(value: i64) -> Result<Duration, ApiError> {
 #[utoipa::path(post, path = "/sandboxes/{id}/timeout", tag = "e2b", params(("id" = String, Path)),
     request_body = SetTimeout, responses(
     (status = 204, description = "Set; it may be sooner than before"),
-    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn set_timeout(
     State(state): State<ApiState>,
     caller: Caller,
@@ -262,7 +269,8 @@ struct Refresh {
 #[utoipa::path(post, path = "/sandboxes/{id}/refreshes", tag = "e2b", params(("id" = String, Path)),
     request_body = Refresh, responses(
     (status = 204, description = "Extended; never shortened"),
-    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn refresh(
     State(state): State<ApiState>,
     caller: Caller,
@@ -297,7 +305,8 @@ async fn connect(
 #[utoipa::path(post, path = "/v2/sandboxes/{id}/connect", tag = "e2b", params(("id" = String, Path)),
     request_body = Connect, responses(
     (status = 200, description = "It runs; its end is never brought forward", body = Sandbox),
-    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn connect_v2(
     State(state): State<ApiState>,
     caller: Caller,
@@ -310,7 +319,8 @@ async fn connect_v2(
 #[utoipa::path(post, path = "/sandboxes/{id}/connect", tag = "e2b", params(("id" = String, Path)),
     request_body = Connect, responses(
     (status = 200, description = "It runs; its end is never brought forward", body = Sandbox),
-    (status = "4XX", body = ErrorBody), (status = "5XX", body = ErrorBody)))]
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn connect_v1(
     State(state): State<ApiState>,
     caller: Caller,

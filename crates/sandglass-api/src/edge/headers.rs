@@ -161,6 +161,11 @@ pub(crate) fn to_client(headers: &mut HeaderMap) {
     strip_hop_by_hop(headers);
 }
 
+/// Bytes that these headers take in HTTP/1.1.
+pub(crate) fn length(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len()).sum()
+}
+
 /// The path and query as HTTP/1.1 sends them to an origin.
 pub(crate) fn origin_form(uri: &Uri) -> Option<Uri> {
     let path = uri.path_and_query().map_or("/", |path| path.as_str());

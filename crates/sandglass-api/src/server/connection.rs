@@ -103,6 +103,7 @@ pub(super) async fn serve(
             // The watch does it better.
             .header_read_timeout(None)
             .max_buf_size(MAX_HEAD_LEN)
+            .max_header_size(MAX_HEAD_LEN)
             .max_headers(MAX_HEADERS)
             .serve_connection(io, service)
             .with_upgrades();

@@ -1,1 +1,124 @@
+use super::*;
+use crate::fake::{Guest, KEY, PATIENCE, Served};
 
+fn quick() -> Settings {
+    Settings {
+        head_timeout: Duration::from_millis(150),
+        drain: Duration::from_millis(200),
+        ..Settings::default()
+    }
+}
+
+async fn ended(served: &mut Served) {
+    tokio::time::timeout(PATIENCE, &mut served.done).await.expect("it ends").unwrap();
+}
+
+#[tokio::test]
+async fn the_rest_face_over_the_wire() {
+    let served = Served::start().await;
+    let mut client = served.connect().await;
+    client.send(format!("GET /v1/info HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {KEY}\r\n\r\n")).await;
+    assert!(client.head().await[0].starts_with("HTTP/1.1 200"));
+    client.until(r#""isolation":"none""#).await;
+}
+
+#[tokio::test]
+async fn slow_clients_are_dropped() {
+    let served = Served::with(quick()).await;
+    for start in ["", "P", "PRI * HTTP/2.0\r\n", "GET / HTTP/1.1\r\nHost: x\r\nX: "] {
+        let mut client = served.connect().await;
+        client.send(start).await;
+        assert_eq!(client.rest().await, "", "{start:?}");
+    }
+    // Also in the second request of a connection.
+    let mut client = served.connect().await;
+    client.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+    client.head().await;
+    client.send("GET /health HTTP/1.1\r\n").await;
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn idle_connections_are_closed() {
+    let served = Served::with(Settings { keep_alive: Duration::from_millis(50), ..quick() }).await;
+    let mut client = served.connect().await;
+    client.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+    assert!(client.head().await[0].starts_with("HTTP/1.1 204"));
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn oversized_and_hostless_heads_are_refused() {
+    let served = Served::start().await;
+    let mut client = served.connect().await;
+    client.send(format!("GET / HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "y".repeat(80 * 1024))).await;
+    assert!(client.head().await[0].starts_with("HTTP/1.1 431"));
+    let mut client = served.connect().await;
+    client.send(format!("GET / HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "A: b\r\n".repeat(200))).await;
+    assert!(client.head().await[0].starts_with("HTTP/1.1 431"));
+    for head in ["GET /health HTTP/1.1\r\n\r\n", "GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"] {
+        let mut client = served.connect().await;
+        client.send(head).await;
+        assert!(client.head().await[0].starts_with("HTTP/1.1 400"), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn connections_beyond_the_cap_wait() {
+    let served = Served::with(Settings { max_connections: 1, ..quick() }).await;
+    let ask = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let mut first = served.connect().await;
+    first.send(ask).await;
+    first.head().await;
+    let mut second = served.connect().await;
+    second.send(ask).await;
+    first.send(ask).await;
+    first.head().await;
+    drop(first);
+    assert!(second.head().await[0].starts_with("HTTP/1.1 204"));
+}
+
+#[tokio::test]
+async fn shutdown_lets_open_requests_finish_but_not_for_ever() {
+    let (guest, address) = Guest::listen().await;
+    for finishes in [true, false] {
+        let mut served =
+            Served::with(Settings { drain: if finishes { PATIENCE } else { Duration::ZERO }, ..quick() })
+                .await;
+        let (id, _) = served.fake.run(&[(80, address)]);
+        let mut idle = served.connect().await;
+        idle.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+        idle.head().await;
+        let mut client = served.connect().await;
+        client.send(format!("GET / HTTP/1.1\r\nHost: 80-{id}.sbx.test\r\n\r\n")).await;
+        let mut inside = guest.accept().await;
+        inside.head().await;
+        served.shutdown.cancel();
+        assert_eq!(idle.rest().await, "");
+        if finishes {
+            inside.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi").await;
+            client.until("hi").await;
+        }
+        assert_eq!(client.rest().await, "");
+        ended(&mut served).await;
+        assert!(tokio::net::TcpStream::connect(served.address).await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn shutdown_ends_upgraded_connections() {
+    let (guest, address) = Guest::listen().await;
+    let mut served = Served::with(quick()).await;
+    let (id, _) = served.fake.run(&[(80, address)]);
+    let mut client = served.connect().await;
+    let ask =
+        format!("GET / HTTP/1.1\r\nHost: 80-{id}.sbx.test\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n");
+    client.send(ask).await;
+    let mut inside = guest.accept().await;
+    inside.head().await;
+    inside.send("HTTP/1.1 101 S\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n").await;
+    client.head().await;
+    served.shutdown.cancel();
+    assert_eq!(client.rest().await, "");
+    ended(&mut served).await;
+}
