@@ -1,0 +1,132 @@
+"""One server for the whole run, and sandboxes from it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import httpx
+import pytest
+from e2b import Sandbox
+from support import PROGRAM, Server
+
+
+def pytest_sessionstart(session):
+    # Never a skip: without root or the program nothing here can be believed.
+    if os.geteuid() != 0:
+        pytest.exit("the end-to-end tests need root", returncode=1)
+    if not os.access(PROGRAM, os.X_OK):
+        pytest.exit(f"{PROGRAM} is missing; run `make build`", returncode=1)
+
+
+class Servers:
+    """Makes servers, and sees to it at the end that none of them left anything on the machine."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.made: list[Server] = []
+
+    def make(self) -> Server:
+        server = Server(self.folder / f"data-{len(self.made)}")
+        self.made.append(server)
+        return server.start()
+
+    def close(self):
+        failures = []
+        for server in self.made:
+            try:
+                if server.process is None or server.process.poll() is not None:
+                    server.process = None
+                    server.start()
+                for page in pages(Sandbox.list(limit=100, **server.opts)):
+                    for info in page:
+                        Sandbox.kill(info.sandbox_id, **server.opts)
+                server.assert_nothing_left()
+                server.stop()
+                server.assert_nothing_left()
+            except BaseException as failure:
+                failures.append(failure)
+                if server.process is not None and server.process.poll() is None:
+                    server.process.kill()
+                    server.process.wait()
+        if failures:
+            raise BaseExceptionGroup("servers that did not end well", failures)
+
+
+def pages(paginator):
+    while paginator.has_next:
+        yield paginator.next_items()
+
+
+@pytest.fixture(scope="session")
+def work_folder():
+    folder = Path(tempfile.mkdtemp(prefix="sandglass-e2e-", dir="/var/tmp"))
+    yield folder
+    # Kept when a server left something: then there may be mounts in it, and the log is wanted.
+    if not any(str(folder) in line for line in Path("/proc/mounts").read_text().splitlines()):
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def servers(work_folder):
+    servers = Servers(work_folder)
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="session")
+def server(servers):
+    """The server that most tests share. The SDK finds it by the environment, as a user would have it."""
+    server = servers.make()
+    os.environ.update(
+        E2B_API_KEY=server.api_key, E2B_API_URL=server.url, E2B_SANDBOX_URL=server.url
+    )
+    return server
+
+
+@pytest.fixture
+def lone_server(servers):
+    """A server that the test may kill."""
+    server = servers.make()
+    yield server
+    # What a test leaves must not slow the others down; the end of the run checks again.
+    if server.process is None or server.process.poll() is not None:
+        server.process = None
+        server.start()
+    for page in pages(Sandbox.list(limit=100, **server.opts)):
+        for info in page:
+            Sandbox.kill(info.sandbox_id, **server.opts)
+    server.assert_nothing_left()
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def sandbox(server):
+    """A sandbox for tests that do no harm to each other."""
+    sandbox = Sandbox.create(timeout=600)
+    yield sandbox
+    assert sandbox.kill(), "the sandbox of the module ended while its tests ran"
+
+
+@pytest.fixture
+def fresh(server):
+    """A sandbox that the test may break."""
+    sandbox = Sandbox.create(timeout=300)
+    yield sandbox
+    sandbox.kill()
+
+
+@pytest.fixture
+def api(server):
+    """Plain HTTP to the control plane."""
+    with httpx.Client(base_url=server.url, headers=server.headers, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def anonymous(server):
+    """Plain HTTP without a key."""
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client

@@ -1,0 +1,185 @@
+"""Files through the SDK."""
+
+import hashlib
+import io
+import os
+
+import httpx
+import pytest
+from e2b import FileNotFoundException, FileType, InvalidArgumentException, Sandbox
+from e2b.exceptions import NotEnoughSpaceException
+
+
+def test_text_round_trip(sandbox):
+    info = sandbox.files.write("/home/user/a.txt", "Grüße\n")
+    assert (info.name, info.path, info.type) == ("a.txt", "/home/user/a.txt", FileType.FILE)
+    assert sandbox.files.read("/home/user/a.txt") == "Grüße\n"
+    assert sandbox.commands.run("cat a.txt; stat -c '%U %G %a' a.txt").stdout == "Grüße\nuser user 644\n"
+    sandbox.files.write("a.txt", "shorter")
+    assert sandbox.files.read("a.txt") == "shorter"
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00\xff\r\n" * 10, os.urandom(300_000)])
+@pytest.mark.parametrize("octets", [True, False])
+def test_bytes_round_trip(sandbox, data, octets):
+    sandbox.files.write("/tmp/bytes", data, use_octet_stream=octets)
+    assert bytes(sandbox.files.read("/tmp/bytes", format="bytes")) == data
+    assert b"".join(sandbox.files.read("/tmp/bytes", format="stream")) == data
+
+
+def test_gzip_both_ways(sandbox):
+    text = "abc" * 100_000
+    sandbox.files.write("/tmp/zipped", text, gzip=True)
+    assert sandbox.files.read("/tmp/zipped", gzip=True) == text
+
+
+def test_fifty_mib_round_trip(sandbox):
+    chunk = os.urandom(1 << 20)
+    digest = hashlib.sha256(chunk * 50).hexdigest()
+    sandbox.files.write("/tmp/big", io.BytesIO(chunk * 50), request_timeout=60)
+    assert sandbox.commands.run("sha256sum /tmp/big").stdout.split()[0] == digest
+    back = hashlib.sha256()
+    for part in sandbox.files.read("/tmp/big", format="stream"):
+        back.update(part)
+    assert back.hexdigest() == digest
+    sandbox.files.remove("/tmp/big")
+
+
+def test_parents_are_made_and_belong_to_the_user(sandbox):
+    sandbox.files.write("/home/user/new/deep/file", "x")
+    owners = sandbox.commands.run("stat -c %U new new/deep new/deep/file").stdout.split()
+    assert owners == ["user"] * 3
+
+
+def test_root_writes_as_root(sandbox):
+    sandbox.files.write("/root/secret", "x", user="root")
+    assert sandbox.commands.run("stat -c %U /root/secret", user="root").stdout == "root\n"
+    with pytest.raises(Exception):
+        sandbox.files.read("/root/secret")
+    with pytest.raises(Exception):
+        sandbox.files.write("/etc/shadow", "x")
+    assert sandbox.commands.run("wc -c < /etc/shadow", user="root").stdout.strip() != "1"
+
+
+def test_list_info_exists(sandbox):
+    sandbox.commands.run("mkdir -p l/sub/subsub && echo hi > l/f && ln -s f l/link && touch l/sub/subsub/z")
+    names = {entry.name: entry for entry in sandbox.files.list("l")}
+    assert names.keys() == {"f", "link", "sub"}
+    assert names["f"].size == 3 and names["f"].type == FileType.FILE
+    assert names["sub"].type == FileType.DIR
+    assert {entry.path for entry in sandbox.files.list("/home/user/l", depth=3)} >= {
+        "/home/user/l/sub/subsub",
+        "/home/user/l/sub/subsub/z",
+    }
+    info = sandbox.files.get_info("l/f")
+    assert (info.path, info.mode, info.permissions, info.owner, info.group) == (
+        "/home/user/l/f",
+        0o644,
+        "-rw-r--r--",
+        "user",
+        "user",
+    )
+    assert sandbox.files.get_info("l/link").symlink_target == "/home/user/l/f"
+    assert sandbox.files.exists("l/f") and sandbox.files.exists("l/sub")
+    assert not sandbox.files.exists("l/none")
+    for missing in (sandbox.files.get_info, sandbox.files.list, sandbox.files.read):
+        with pytest.raises(FileNotFoundException):
+            missing("/no/such/thing")
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.list("l/f")
+
+
+def test_make_dir_rename_remove(sandbox):
+    assert sandbox.files.make_dir("/home/user/d/e") is True
+    assert sandbox.files.make_dir("/home/user/d/e") is False
+    sandbox.files.write("d/e/f", "1")
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.make_dir("/home/user/d/e/f")
+    moved = sandbox.files.rename("d/e/f", "d/new/g")
+    assert moved.path == "/home/user/d/new/g"
+    assert sandbox.files.read("d/new/g") == "1"
+    with pytest.raises(FileNotFoundException):
+        sandbox.files.rename("d/e/f", "d/x")
+    sandbox.files.remove("d")
+    assert not sandbox.files.exists("d")
+    sandbox.files.remove("d")
+
+
+def test_several_files_at_once(sandbox):
+    written = sandbox.files.write_files([{"path": f"many/{n}", "data": f"{n}"} for n in range(20)])
+    assert [entry.path for entry in written] == [f"/home/user/many/{n}" for n in range(20)]
+    assert sandbox.files.read("many/19") == "19"
+
+
+def test_odd_names(sandbox):
+    for name in ["with space", "ünïcödé", "-rf", "a'b\"c", "new\nline", "percent%20"]:
+        sandbox.files.write(f"/tmp/odd/{name}", name)
+        assert sandbox.files.read(f"/tmp/odd/{name}") == name
+    assert len(sandbox.files.list("/tmp/odd")) == 6
+
+
+def test_directory_is_no_file(sandbox):
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.read("/tmp")
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.write("/tmp", "x")
+
+
+def test_links_do_not_lead_the_agent_where_the_user_may_not_go(sandbox):
+    sandbox.files.write("/root/only-root", "secret", user="root")
+    sandbox.commands.run("ln -sfn /root tmproot; ln -sf /root/only-root filelink")
+    for path in ["tmproot/only-root", "filelink", "../../root/only-root"]:
+        with pytest.raises(Exception):
+            sandbox.files.read(path)
+        with pytest.raises(Exception):
+            sandbox.files.write(path, "changed")
+    assert sandbox.files.read("/root/only-root", user="root") == "secret"
+
+
+def test_a_full_disk_is_said_in_the_right_words(fresh):
+    fresh.commands.run("fallocate -l $(($(df --output=avail -B1 / | tail -1) - 1048576)) /home/user/fill || true")
+    with pytest.raises(NotEnoughSpaceException):
+        fresh.files.write("/home/user/more", os.urandom(64 << 20))
+    fresh.commands.run("rm -f fill more")
+    fresh.files.write("/home/user/more", "fits")
+
+
+def files_url(sandbox: Sandbox) -> str:
+    return sandbox.envd_api_url + "/files"
+
+
+def headers_of(sandbox: Sandbox, port: int = 49983) -> dict:
+    return {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port)}
+
+
+def test_the_guest_api_wants_its_token(sandbox):
+    sandbox.files.write("/tmp/t", "x")
+    path = {"path": "/tmp/t"}
+    for token in [None, "", "wrong"]:
+        extra = {} if token is None else {"X-Access-Token": token}
+        answer = httpx.get(files_url(sandbox), params=path, headers=headers_of(sandbox) | extra)
+        assert answer.status_code == 401, answer.text
+        assert answer.json()["code"] == 401
+        rpc = httpx.post(
+            sandbox.envd_api_url + "/process.Process/List",
+            json={},
+            headers=headers_of(sandbox) | extra,
+        )
+        assert rpc.status_code == 401, rpc.text
+    assert httpx.get(sandbox.envd_api_url + "/health", headers=headers_of(sandbox)).status_code == 204
+
+
+@pytest.mark.parametrize("route", ["/init", "/freeze", "/unfreeze"])
+def test_internal_routes_are_not_for_clients(sandbox, route):
+    answer = httpx.post(sandbox.envd_api_url + route, json={}, headers=headers_of(sandbox))
+    assert answer.status_code == 404
+
+
+def test_ranges(sandbox):
+    sandbox.files.write("/tmp/range", "0123456789")
+    headers = headers_of(sandbox) | {
+        "X-Access-Token": sandbox._envd_access_token,
+        "Range": "bytes=2-4",
+    }
+    answer = httpx.get(files_url(sandbox), params={"path": "/tmp/range"}, headers=headers)
+    assert (answer.status_code, answer.text) == (206, "234")
