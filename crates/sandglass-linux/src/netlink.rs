@@ -60,6 +60,9 @@ pub struct Link {
     pub name: String,
     /// Whether it was set up by an administrator.
     pub up: bool,
+    /// Whether the kernel has seen that it carries packets. The end of a pair that is set up first drops what is sent
+    /// until then, which is a little after the other end was set up.
+    pub operational: bool,
     /// Its address, if it is Ethernet's length.
     pub mac: Option<Mac>,
 }

@@ -62,6 +62,46 @@ mod tests {
 
     #[test]
     fn the_text_is_reviewed() {
-        insta::assert_snapshot!(ruleset("sginst0001abcde"), @"");
+        insta::assert_snapshot!(ruleset("sginst0001abcde"), @r#"
+table inet sandglass {
+	chain guard {
+		type filter hook prerouting priority -150; policy drop;
+		iifname != "sginst0001abcde" drop
+		meta nfproto != ipv4 drop
+		ip saddr != 10.11.12.2 drop
+		ct direction reply ct state established accept
+		udp dport 53 ct state new limit rate over 200/second burst 400 packets drop
+		udp dport 53 accept
+		tcp dport 53 ct state new limit rate over 50/second burst 100 packets drop
+		tcp dport 53 accept
+		meta l4proto tcp reject with tcp reset
+	}
+
+	chain redirection {
+		type nat hook prerouting priority -100; policy accept;
+		udp dport 53 redirect to :53
+		tcp dport 53 redirect to :53
+	}
+
+	chain input {
+		type filter hook input priority 0; policy drop;
+		iifname != "sginst0001abcde" drop
+		ct direction reply ct state established accept
+		ip daddr 10.11.12.1 udp dport 53 accept
+		ip daddr 10.11.12.1 tcp dport 53 accept
+	}
+
+	chain forward {
+		type filter hook forward priority 0; policy drop;
+	}
+
+	chain output {
+		type filter hook output priority 0; policy drop;
+		oifname != "sginst0001abcde" drop
+		ip daddr 10.11.12.2 meta l4proto tcp accept
+		ip daddr 10.11.12.2 udp sport 53 accept
+	}
+}
+"#);
     }
 }

@@ -149,14 +149,22 @@ fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 /// Reads the body of `RTM_NEWLINK`.
 pub(super) fn link(body: &[u8]) -> Option<Link> {
     const UP: u32 = 1;
-    let mut link =
-        Link { index: read_u32(body, 4)?, name: String::new(), up: read_u32(body, 8)? & UP != 0, mac: None };
+    /// `IF_OPER_UP` of RFC 2863.
+    const OPERATIONAL: &[u8] = &[6];
+    let mut link = Link {
+        index: read_u32(body, 4)?,
+        name: String::new(),
+        up: read_u32(body, 8)? & UP != 0,
+        operational: false,
+        mac: None,
+    };
     for (kind, value) in attributes(body.get(16..)?) {
         match kind {
             libc::IFLA_IFNAME => {
                 let name = value.split(|&byte| byte == 0).next()?;
                 link.name = String::from_utf8_lossy(name).into_owned();
             }
+            libc::IFLA_OPERSTATE => link.operational = value == OPERATIONAL,
             libc::IFLA_ADDRESS => link.mac = value.try_into().ok().map(Mac),
             _ => {}
         }

@@ -37,7 +37,7 @@ fn a_pair_of_links_spans_two_namespaces_and_goes_as_one() {
         let index = netlink.index("here0").unwrap();
         netlink.set_up(index).unwrap();
         let near = netlink.links().unwrap().into_iter().find(|link| link.index == index).unwrap();
-        assert_eq!(near, Link { index, name: "here0".into(), up: true, mac: Some(HERE) });
+        assert_eq!(near, Link { index, name: "here0".into(), up: true, operational: false, mac: Some(HERE) });
 
         let peer = VethPeer { name: "there1", mac: THERE, netns: there.as_fd() };
         let taken = netlink.add_veth("here0", HERE, &peer).unwrap_err();
@@ -95,7 +95,10 @@ fn broken_answers_are_errors_and_not_panics() {
     sound.attribute(libc::IFLA_IFNAME, b"eth0\0");
     let sound = sound.finish(5).unwrap();
     let Some(Ok(Reply::Data { body, .. })) = replies(&sound, 5).next() else { panic!("no reply") };
-    assert_eq!(link(body).unwrap(), Link { index: 7, name: "eth0".into(), up: true, mac: None });
+    assert_eq!(
+        link(body).unwrap(),
+        Link { index: 7, name: "eth0".into(), up: true, operational: false, mac: None }
+    );
     assert!(replies(&sound, 6).next().is_none(), "an answer to another request");
 
     for len in 0..sound.len() {
