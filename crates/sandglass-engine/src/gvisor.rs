@@ -333,6 +333,15 @@ impl GvisorEngine {
     }
 }
 
+impl Drop for GvisorEngine {
+    /// Takes the instance's control group away with the engine, unless sandboxes are left in it.
+    fn drop(&mut self) {
+        if let Err(error) = self.cgroups.remove_parent() {
+            tracing::debug!(%error, "the control group of the instance stays");
+        }
+    }
+}
+
 impl Engine for GvisorEngine {
     fn info(&self) -> EngineInfo {
         EngineInfo {

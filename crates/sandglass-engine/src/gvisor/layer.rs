@@ -10,10 +10,13 @@ use sha2::{Digest as _, Sha256};
 use super::oci::GUEST_PATH;
 use super::paths::HostPaths;
 use crate::engine::EngineError;
+use crate::network::AIRLOCK_ADDRESS;
 
-/// The guest's resolver: the one address that every airlock answers on. Short, because a refused name must not
-/// keep a program waiting.
-const RESOLV_CONF: &str = "nameserver 10.11.12.1\noptions timeout:2 attempts:2\n";
+/// The guest's resolver is the one address that every airlock answers on. Short times, because an answer that does not
+/// come from next door does not come.
+fn resolv_conf() -> String {
+    format!("nameserver {AIRLOCK_ADDRESS}\noptions timeout:2 attempts:2\n")
+}
 
 /// Without it, `localhost` is a question to the network.
 const HOSTS: &str = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
@@ -45,11 +48,12 @@ fn build(paths: &HostPaths, guest: &Path) -> io::Result<Layer> {
         ));
     }
     let binary = fs_err::read(guest)?;
+    let resolv_conf = resolv_conf();
     let files: [(&str, &[u8], u32); 4] = [
         (GUEST_PATH, &binary, 0o755),
         // The agent is also the client of its own `sudo` service, told apart by its name.
         ("/usr/bin/sudo", &binary, 0o755),
-        ("/etc/resolv.conf", RESOLV_CONF.as_bytes(), 0o644),
+        ("/etc/resolv.conf", resolv_conf.as_bytes(), 0o644),
         ("/etc/hosts", HOSTS.as_bytes(), 0o644),
     ];
     let digest = digest(&files);

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sandglass_engine::engine::{Engine, Presence, SandboxSpec, SessionEnds};
-use sandglass_engine::gvisor::{GvisorConfig, GvisorEngine, HostPaths};
+use sandglass_engine::gvisor::{Airlocks, GvisorConfig, GvisorEngine, HostPaths};
+use sandglass_engine::network::Assignments;
 use sandglass_linux::cgroup::{self, Cgroups};
+use sandglass_linux::namespace::PinFolder;
 use sandglass_linux::{loopdev, mount};
 use sandglass_types::{Digest, InstanceId, Limits, SandboxId};
 
@@ -24,11 +26,21 @@ const ANSWER: Duration = Duration::from_secs(60);
 pub(crate) struct Fixture {
     dir: tempfile::TempDir,
     instance: InstanceId,
+    network: bool,
     engine: Option<GvisorEngine>,
 }
 
 impl Fixture {
+    /// Without a network, which most tests do not need.
     pub(crate) fn new() -> Self {
+        Self::with(false)
+    }
+
+    pub(crate) fn with_network() -> Self {
+        Self::with(true)
+    }
+
+    fn with(network: bool) -> Self {
         let dir = tempfile::Builder::new().prefix("sandglass-test-").tempdir().unwrap();
         let rootfs = dir.path().join("cache/rootfs").join(ROOTFS.to_string());
         for folder in ["bin", "etc", "proc", "sys", "dev", "tmp", "run"] {
@@ -40,7 +52,7 @@ impl Fixture {
         let guest = dir.path().join("agent");
         std::fs::write(&guest, AGENT).unwrap();
         std::fs::set_permissions(&guest, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let mut fixture = Self { dir, instance: InstanceId::random(), engine: None };
+        let mut fixture = Self { dir, instance: InstanceId::random(), network, engine: None };
         fixture.reopen();
         fixture
     }
@@ -54,9 +66,14 @@ impl Fixture {
             runsc: "/usr/bin/runsc".into(),
             guest: self.dir.path().join("agent"),
             guest_args: Vec::new(),
-            airlocks: None,
+            airlocks: self.airlocks(),
         };
         self.engine = Some(GvisorEngine::open(config).unwrap());
+    }
+
+    fn airlocks(&self) -> Option<Box<dyn Airlocks>> {
+        let open = || Assignments::open(&self.dir.path().join("data"), &self.instance).unwrap();
+        self.network.then(|| Box::new(open()) as Box<dyn Airlocks>)
     }
 
     pub(crate) fn engine(&self) -> &GvisorEngine {
@@ -109,7 +126,9 @@ impl Fixture {
         for entry in std::fs::read_dir("/proc").unwrap() {
             let Ok(pid) = entry.unwrap().file_name().to_string_lossy().parse::<i32>() else { continue };
             for entry in mount::table(Some(pid)).unwrap_or_default() {
-                let inside = entry.target.starts_with(self.path());
+                let inside = entry.target.starts_with(self.path())
+                    && entry.fstype != "nsfs"
+                    && !entry.target.ends_with("data/ns");
                 if inside || Path::new(&entry.source).starts_with(self.path()) {
                     found.push(format!("mount of {pid} at {}", entry.target.display()));
                 }
@@ -119,8 +138,9 @@ impl Fixture {
                 found.push(format!("process {pid}"));
             }
         }
-        for folder in ["data/sandboxes", "data/runsc"] {
-            for entry in std::fs::read_dir(self.path().join(folder)).unwrap() {
+        for folder in ["data/sandboxes", "data/runsc", "data/slots"] {
+            let Ok(entries) = std::fs::read_dir(self.path().join(folder)) else { continue };
+            for entry in entries {
                 found.push(format!("file {}", entry.unwrap().path().display()));
             }
         }
@@ -142,8 +162,14 @@ impl Drop for Fixture {
                 }
             }
         }
-        if let Err(error) = self.cgroups().remove_parent() {
-            eprintln!("control groups are left: {error}");
+        self.engine = None;
+        if self.network {
+            PinFolder::open(&self.path().join("data/ns")).and_then(PinFolder::close).unwrap();
+        }
+        let pins = mount::below(self.path()).unwrap_or_default();
+        let groups: Vec<_> = self.cgroups().parent_folders().filter(|folder| folder.exists()).collect();
+        if !std::thread::panicking() {
+            assert_eq!((pins, groups), (Vec::new(), Vec::new()), "the engine left something");
         }
     }
 }

@@ -4,4 +4,6 @@
 mod fixture;
 mod lifecycle;
 mod limits;
+mod network;
 mod snapshots;
+mod timing;

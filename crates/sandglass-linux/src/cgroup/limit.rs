@@ -35,16 +35,16 @@ impl Leaf {
                 write_if_there(&memory, "memory.memsw.limit_in_bytes", memory_bytes)?;
             }
             Version::V2 => {
-                write(&cpu, "cpu.max", format!("{cpu_quota_micros} {cpu_period_micros}"))?;
+                write(&cpu, "cpu.max", &format!("{cpu_quota_micros} {cpu_period_micros}"))?;
                 write(&memory, "memory.max", memory_bytes)?;
-                write_if_there(&memory, "memory.swap.max", 0)?;
+                write_if_there(&memory, "memory.swap.max", &0)?;
             }
         }
         write(&self.folder("pids")?, "pids.max", processes)
     }
 }
 
-fn write(folder: &Path, file: &str, value: impl ToString) -> Result<(), CgroupError> {
+fn write(folder: &Path, file: &str, value: &dyn ToString) -> Result<(), CgroupError> {
     Ok(fs_err::OpenOptions::new()
         .write(true)
         .truncate(true)
@@ -52,7 +52,7 @@ fn write(folder: &Path, file: &str, value: impl ToString) -> Result<(), CgroupEr
         .and_then(|mut opened| io::Write::write_all(&mut opened, value.to_string().as_bytes()))?)
 }
 
-fn write_if_there(folder: &Path, file: &str, value: impl ToString) -> Result<(), CgroupError> {
+fn write_if_there(folder: &Path, file: &str, value: &dyn ToString) -> Result<(), CgroupError> {
     match write(folder, file, value) {
         Err(CgroupError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
