@@ -29,6 +29,8 @@ pub(crate) struct Agent {
     pub tasks: TaskTracker,
     /// The file system that is served.
     pub root: PathBuf,
+    /// Whether it is PID 1 of a sandbox, and so the machine around it is its own.
+    pub is_init: bool,
     cpu_times: Mutex<(u64, u64)>,
 }
 
@@ -37,7 +39,7 @@ impl Agent {
     ///
     /// # Errors
     /// Its thread could not be started.
-    pub(crate) fn new(jobs: Jobs) -> std::io::Result<Self> {
+    pub(crate) fn new(jobs: Jobs, is_init: bool) -> std::io::Result<Self> {
         Ok(Self {
             settings: Current::default(),
             processes: Registry::new(),
@@ -46,6 +48,7 @@ impl Agent {
             blocking: Blocking::default(),
             tasks: TaskTracker::new(),
             root: PathBuf::from("/"),
+            is_init,
             cpu_times: Mutex::default(),
         })
     }

@@ -78,7 +78,7 @@ fn run(options: Options) -> std::io::Result<()> {
         None => Jobs::none(),
     };
     rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1))?;
-    let agent = Arc::new(Agent::new(jobs)?);
+    let agent = Arc::new(Agent::new(jobs, false)?);
     agent.settings.set(Settings::new(options.configure));
     crate::agent::runtime()?.block_on(async {
         let listener = TcpListener::bind(options.listen).await?;

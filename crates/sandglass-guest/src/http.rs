@@ -128,7 +128,7 @@ where
     async move {
         let mut builder = hyper::server::conn::http1::Builder::new();
         // Less than what may wait for one subscriber of a process in all.
-        builder.max_buf_size(256 * 1024).keep_alive(true);
+        builder.max_buf_size(128 * 1024).keep_alive(true);
         // Errors are those of the other side: it went away or does not speak HTTP.
         let _ = builder.serve_connection(TokioIo::new(io), service).await;
     }

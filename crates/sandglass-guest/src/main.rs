@@ -11,11 +11,14 @@ mod exec;
 mod files;
 mod filesystem;
 mod http;
+mod identity;
+mod init;
 mod job;
 mod log;
 mod path;
 mod process;
 mod reaper;
+mod session;
 mod settings;
 mod users;
 
@@ -24,10 +27,15 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let mut args = std::env::args();
     let _name = args.next();
+    if std::process::id() == 1 {
+        return init::main();
+    }
     match args.next().as_deref() {
         Some("serve") => dev::main(args),
         _ => {
-            log::line("usage: sandglass-guest init | serve --listen ADDRESS:PORT");
+            log::line(
+                "usage: sandglass-guest serve --listen ADDRESS:PORT; as process 1 it is a sandbox's agent",
+            );
             ExitCode::from(2)
         }
     }

@@ -242,6 +242,9 @@ pub(crate) fn resolve(root: BorrowedFd<'_>, path: &str, walk: Walk) -> Result<Pl
     while let Some(name) = walker.pending.pop_front() {
         if name == b".." {
             // Only links hold these. Above the root is the root.
+            if walker.at.is_empty() {
+                continue;
+            }
             walker.dir =
                 rustix::fs::openat(&walker.dir, c"..", DIR_FLAGS, Mode::empty()).map_err(walker.io(b".."))?;
             walker.at.pop();

@@ -134,8 +134,9 @@ unsafe fn attempt(plan: &Plan) -> (Step, i32) {
                 return (Step::Stdio, errno());
             }
         }
-        // Descriptors are close-on-exec anyway; this closes those that someone forgot.
-        if libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0) < 0 {
+        // Descriptors are close-on-exec anyway; this closes those that someone forgot. gVisor takes the numbers as
+        // signed.
+        if libc::syscall(libc::SYS_close_range, 3, i32::MAX, 0) < 0 {
             return (Step::Stdio, errno());
         }
         if plan.terminal && libc::syscall(libc::SYS_ioctl, 0, libc::TIOCSCTTY, 0) < 0 {
@@ -199,18 +200,29 @@ unsafe fn drop_capabilities() -> Result<(), i32> {
     Ok(())
 }
 
-/// Default actions for all signals, and none blocked.
+/// Default actions for all signals, and none blocked. glibc's own functions leave out the two that it uses itself.
 unsafe fn reset_signals() {
-    let mut default = MaybeUninit::<libc::sigaction>::zeroed();
-    let mut none = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: a zeroed sigaction with the default action is valid, sigemptyset initialises the set, and the
-    // child has its own table of handlers because CLONE_SIGHAND was not asked for.
-    unsafe {
-        (*default.as_mut_ptr()).sa_sigaction = libc::SIG_DFL;
-        for signal in 1..=libc::SIGRTMAX() {
-            libc::sigaction(signal, default.as_ptr(), ptr::null_mut());
+    /// Bytes of a signal set in the kernel.
+    const SET_LEN: usize = 8;
+    // The kernel's `struct sigaction` in words: all zero is the default action with no flag and an empty mask.
+    let default = [0_u64; 4];
+    let mut signal = 1;
+    while signal <= 64 {
+        // SAFETY: the structure is valid and outlives the call, and the child has its own table of actions because
+        // CLONE_SIGHAND was not asked for. The two signals whose action is fixed fail, as they may.
+        unsafe {
+            libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), ptr::null_mut::<u64>(), SET_LEN);
         }
-        libc::sigemptyset(none.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), ptr::null_mut());
+        signal += 1;
+    }
+    // SAFETY: the set, the first word of the array, is valid and outlives the call.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            default.as_ptr(),
+            ptr::null_mut::<u64>(),
+            SET_LEN,
+        );
     }
 }

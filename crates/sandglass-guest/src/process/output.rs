@@ -21,8 +21,8 @@ pub(crate) const MAX_PIPE_CHUNK: usize = 32 * 1024;
 /// Upper bound for one chunk of a terminal, in bytes.
 pub(crate) const MAX_PTY_CHUNK: usize = 16 * 1024;
 
-/// Chunks that may wait for one subscriber: with what HTTP buffers, less than 1 MiB.
-const QUEUE: usize = 8;
+/// Chunks that may wait for one subscriber. With what HTTP, a flow and the pipe hold, less than 1 MiB in all.
+const QUEUE: usize = 4;
 
 /// Bytes of output that are kept for a server that comes back.
 const KEPT: usize = 256 * 1024;

@@ -1,0 +1,114 @@
+//! The agent's side of the session with the server: control messages, and flows that carry the guest API or reach
+//! ports on the guest's loopback.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use sandglass_proto::control::{Configure, FromAgent, REVISION, ToAgent};
+use sandglass_proto::session::{AgentEvent, AgentSession, Incoming, ResetCode, SendError, Target};
+use tokio::net::TcpStream;
+
+use crate::agent::Agent;
+use crate::process::Origin;
+use crate::{http, identity, log};
+
+/// How long a connection to the guest's loopback may take: nothing is far away there.
+const DIAL_TIME: Duration = Duration::from_secs(5);
+
+/// Serves the session until it ends, which it does only with the engine.
+pub(crate) async fn run(agent: Arc<Agent>, session: AgentSession, router: Router) {
+    let flows = agent.tasks.spawn(accept(Arc::clone(&agent), session.clone(), router));
+    let reason = control(&agent, &session).await;
+    flows.abort();
+    log::line(&format!("the session has ended: {reason:?}"));
+}
+
+/// Answers control messages, one after the other.
+async fn control(agent: &Arc<Agent>, session: &AgentSession) -> sandglass_proto::session::Closed {
+    loop {
+        let event = match session.next_event().await {
+            Ok(event) => event,
+            Err(closed) => return closed,
+        };
+        let answer = match event {
+            AgentEvent::Attached => {
+                agent.processes.begin_epoch();
+                FromAgent::Hello {
+                    revision: REVISION,
+                    agent_version: env!("CARGO_PKG_VERSION").into(),
+                    generation: agent.settings.get().map_or(0, |settings| settings.generation()),
+                }
+            }
+            AgentEvent::Control(ToAgent::Configure(configure)) => self::configure(agent, *configure).await,
+            AgentEvent::Control(ToAgent::Freeze) => match session.hold().await {
+                Ok(()) => FromAgent::Frozen,
+                Err(_) => continue,
+            },
+            AgentEvent::Control(ToAgent::Thaw) => {
+                session.release();
+                FromAgent::Thawed
+            }
+        };
+        match session.send_control(&answer).await {
+            // The server that it was for is gone; the next one asks again.
+            Ok(()) | Err(SendError::Detached) => {}
+            Err(SendError::Closed(closed)) => return closed,
+            Err(error) => log::line(&format!("a control message was not sent: {error}")),
+        }
+    }
+}
+
+async fn configure(agent: &Arc<Agent>, configure: Configure) -> FromAgent {
+    let current = agent.settings.get().map_or(0, |settings| settings.generation());
+    let generation = configure.generation;
+    let result = match identity::check(&configure, current) {
+        Ok(()) => {
+            let root = agent.root.clone();
+            let is_init = agent.is_init;
+            agent.blocking.run(move || identity::apply(configure, &root, is_init)).await
+        }
+        Err(error) => Err(error),
+    };
+    match result {
+        Ok(settings) => {
+            agent.settings.set(settings);
+            FromAgent::Configured { generation }
+        }
+        Err(error) => {
+            let reason = match std::error::Error::source(&error) {
+                Some(source) => format!("{error}: {source}"),
+                None => error.to_string(),
+            };
+            log::line(&format!("the configuration was refused: {reason}"));
+            FromAgent::ConfigureFailed { reason }
+        }
+    }
+}
+
+async fn accept(agent: Arc<Agent>, session: AgentSession, router: Router) {
+    while let Ok(incoming) = session.accept().await {
+        agent.tasks.spawn(serve(Arc::clone(&agent), router.clone(), incoming));
+    }
+}
+
+async fn serve(agent: Arc<Agent>, router: Router, incoming: Incoming) {
+    match incoming.target() {
+        Target::GuestApi => {
+            let origin = Origin::Session(agent.processes.epoch());
+            http::serve(&router, incoming.accept(), origin).await;
+        }
+        Target::Tcp(port) => match tokio::time::timeout(DIAL_TIME, TcpStream::connect(port.addr())).await {
+            Ok(Ok(mut stream)) => {
+                let _ = stream.set_nodelay(true);
+                let mut flow = incoming.accept();
+                let _ = tokio::io::copy_bidirectional(&mut flow, &mut stream).await;
+            }
+            Ok(Err(error)) => incoming.refuse(ResetCode::from(&error)),
+            Err(_elapsed) => incoming.refuse(ResetCode::Failed),
+        },
+        // A newer server may know more targets.
+        #[allow(unreachable_patterns)]
+        _ => incoming.refuse(ResetCode::Unsupported),
+    }
+}
