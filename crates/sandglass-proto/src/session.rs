@@ -9,7 +9,7 @@
 //!
 //! - [`frame`] cuts the streams, and says how the cut is found again after a server was gone.
 //! - A *flow* is one connection. Only the server opens flows; the agent connects them to their [`Target`].
-//! - A *window* of [`WINDOW`] bytes per flow and direction is what may be on its way unread. Who reads grants more.
+//! - A *window* per flow and direction is what may be on its way unread. Who reads grants more, up to [`WINDOW`].
 //!   So a flow that nobody reads stops its own sender, and never the session.
 //! - Each attachment of a server begins an *epoch*: flows and messages of older ones are gone.
 //! - The state of a session knows nothing of I/O: a [`Link`] feeds it and asks what to send, from an asynchronous
@@ -42,8 +42,13 @@ pub use target::{Loopback, Target};
 
 /// Upper bound for the flows of one session.
 pub const MAX_FLOWS: usize = 1024;
+/// What may be sent on a new flow in each direction before the receiver grants more, in bytes.
+pub const INITIAL_WINDOW: u32 = 64 * 1024;
 /// Upper bound for the bytes of one direction of one flow that were sent and not yet read.
 pub const WINDOW: u32 = 512 * 1024;
+/// So many flows at a time get the full [`WINDOW`], once their data was seen to be read; others keep
+/// [`INITIAL_WINDOW`]. It bounds what unread data costs: 92 MiB per session and side.
+pub const WIDE_FLOWS: usize = 64;
 
 #[cfg(test)]
 mod tests;

@@ -64,7 +64,7 @@ impl Batch {
         self.padding = 0;
         self.len = 0;
         self.copied.clear();
-        self.copied.shrink_to(MAX_FRAME / 8);
+        self.copied.shrink_to(2 * FULL);
         self.cuts.clear();
         self.items.drain(..).filter_map(|item| match item.payload {
             Payload::Owned(buffer) => Some(buffer),

@@ -17,6 +17,9 @@ use super::state::Shared;
 /// Enough for the drivers' loops; the buffers are on the heap.
 const STACK_SIZE: usize = 128 * 1024;
 
+/// Reads after which the asynchronous driver lets others go first; each takes one frame at most.
+const READS_AT_ONCE: usize = 8;
+
 /// The side of a session that belongs to its byte streams. Give it to a driver: [`Self::run`],
 /// [`Self::spawn_threads`], or one of your own. The session ends when either half is dropped.
 #[derive(Debug)]
@@ -37,14 +40,21 @@ impl Link {
 
     /// Drives the session over two asynchronous byte streams until it ends. Dropping the future ends it too, maybe
     /// in the middle of a frame, which the next attachment copes with.
-    pub async fn run(self, reader: impl AsyncRead, writer: impl AsyncWrite) -> Closed {
+    pub async fn run(self, reader: impl AsyncRead + Send, writer: impl AsyncWrite + Send) -> Closed {
         let shared = Arc::clone(&self.inbound.shared);
         let mut read = pin!(self.inbound.read_all(reader));
         let mut write = pin!(self.outbound.write_all(writer));
-        // Whatever the reason for the first half to end: the other has no purpose without it.
-        poll_fn(|cx| match read.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(()),
-            Poll::Pending => write.as_mut().poll(cx),
+        let mut read_first = false;
+        poll_fn(|cx| {
+            // In turns, because the halves share the task's budget: one that is always ready uses it up.
+            read_first = !read_first;
+            let mut halves: [Pin<&mut (dyn Future<Output = ()> + Send)>; 2] = [read.as_mut(), write.as_mut()];
+            if !read_first {
+                halves.reverse();
+            }
+            // Whatever the reason for one half to end: the other has no purpose without it.
+            let ended = halves.iter_mut().any(|half| half.as_mut().poll(cx).is_ready());
+            if ended { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
         shared.with(|state| state.closed()).unwrap_or(Closed::Local)
@@ -123,9 +133,15 @@ impl Inbound {
         }
     }
 
-    async fn read_all(mut self, reader: impl AsyncRead) {
+    async fn read_all(mut self, reader: impl AsyncRead + Send) {
         let mut reader = pin!(reader);
+        let mut reads: usize = 0;
         let why = loop {
+            // A peer that never stops talking must not keep the task from everything else.
+            reads = reads.wrapping_add(1);
+            if reads.is_multiple_of(READS_AT_ONCE) {
+                tokio::task::yield_now().await;
+            }
             match reader.read(self.space()).await {
                 Ok(0) => break Closed::Eof,
                 Ok(count) => self.received(count),
@@ -202,13 +218,14 @@ impl Outbound {
         })
     }
 
-    async fn write_all(mut self, writer: impl AsyncWrite) {
+    async fn write_all(mut self, writer: impl AsyncWrite + Send) {
         let mut writer = pin!(writer);
         while let Some(batch) = self.next().await {
             if let Err(error) = batch.write_to_async(Pin::as_mut(&mut writer)).await {
                 self.shared.close(Closed::Io(error.kind()));
                 return;
             }
+            tokio::task::consume_budget().await;
         }
     }
 

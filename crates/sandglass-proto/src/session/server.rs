@@ -49,10 +49,10 @@ impl Session {
         reader: R,
         writer: W,
         epoch: Epoch,
-    ) -> (Self, impl Future<Output = Closed> + use<R, W>)
+    ) -> (Self, impl Future<Output = Closed> + Send + use<R, W>)
     where
-        R: AsyncRead,
-        W: AsyncWrite,
+        R: AsyncRead + Send,
+        W: AsyncWrite + Send,
     {
         let (session, link) = Self::new(epoch);
         (session, link.run(reader, writer))

@@ -2,7 +2,7 @@
 //! in here does I/O or waits.
 //!
 //! Everything that a peer can make grow has a bound: flows ([`MAX_FLOWS`]), what a flow has received and nobody
-//! read ([`WINDOW`]), what it wants to send ([`SEND_BUFFER`]), control messages ([`MAX_EVENTS`],
+//! read ([`INITIAL_WINDOW`], or [`WINDOW`] for [`WIDE_FLOWS`] of them), what it wants to send ([`SEND_BUFFER`]), control messages ([`MAX_EVENTS`],
 //! [`EVENT_BYTES`]) and small frames (one of each kind per flow, and one reset per flow that was open).
 
 mod flow;
@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use super::error::{Closed, FlowError, ResetCode};
 use super::frame::{Epoch, FLAG_MORE, Frame, HEADER_LEN, Kind, MAX_PAYLOAD, Noise};
-use super::{MAX_FLOWS, WINDOW};
+use super::{INITIAL_WINDOW, MAX_FLOWS, WIDE_FLOWS, WINDOW};
 use crate::control::MAX_CONTROL_LEN;
 use flow::FlowState;
 
@@ -47,6 +47,13 @@ pub(super) enum Role {
 pub(super) struct Key {
     attachment: u64,
     id: u32,
+}
+
+#[cfg(test)]
+impl Key {
+    pub(super) fn id(self) -> u32 {
+        self.id
+    }
 }
 
 /// Received and not yet taken by the owner of the session.
@@ -104,6 +111,8 @@ pub(super) struct State {
     flows: HashMap<Key, FlowState>,
     /// How many of `flows` belong to the current attachment.
     live: usize,
+    /// How many of `flows` have the full window.
+    wide: usize,
     last_id: u32,
     /// Flows that the agent has not accepted yet.
     backlog: VecDeque<u32>,
@@ -135,6 +144,8 @@ pub(super) struct State {
 
     /// To wake once the lock is released.
     wakes: Vec<Waker>,
+    /// To drop once the lock is released: it may be the last thing that holds a task, and so a flow.
+    retired: Vec<Waker>,
     changed: bool,
 }
 
@@ -155,8 +166,10 @@ impl Shared {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let result = act(&mut state);
         let wakes = std::mem::take(&mut state.wakes);
+        let retired = std::mem::take(&mut state.retired);
         let changed = std::mem::take(&mut state.changed);
         drop(state);
+        drop(retired);
         wakes.into_iter().for_each(Waker::wake);
         if changed {
             self.changed.notify_waiters();
@@ -201,6 +214,7 @@ impl State {
             closed: None,
             flows: HashMap::new(),
             live: 0,
+            wide: 0,
             last_id: 0,
             backlog: VecDeque::new(),
             ready: VecDeque::new(),
@@ -223,6 +237,7 @@ impl State {
             pongs_seen: 0,
             stats: Stats::default(),
             wakes: Vec::new(),
+            retired: Vec::new(),
             changed: false,
         }
     }
@@ -386,6 +401,12 @@ impl State {
 
     fn wake_writer(&mut self) {
         self.wakes.extend(self.writer.take());
+    }
+
+    /// What a flow received and nobody read, in bytes.
+    #[cfg(test)]
+    pub(super) fn unread(&self, key: Key) -> usize {
+        self.flows.get(&key).map_or(0, FlowState::unread)
     }
 
     /// Bytes of memory that the peer's frames made this state hold, about.

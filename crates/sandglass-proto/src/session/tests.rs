@@ -1,6 +1,8 @@
 //! Both ends together.
 
 mod flows;
+mod hostile;
+mod pipes;
 
 use std::time::Duration;
 

@@ -6,12 +6,14 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::io::ReadBuf;
 
-use super::{Key, MAX_FLOWS, MAX_URGENT, SEND_BUFFER, SPARE_BUFFERS, State, Urgent, WINDOW};
+use super::{
+    INITIAL_WINDOW, Key, MAX_FLOWS, MAX_URGENT, SEND_BUFFER, SPARE_BUFFERS, State, Urgent, WIDE_FLOWS, WINDOW,
+};
 use crate::session::error::{FlowError, OpenError, ResetCode};
 use crate::session::target::Target;
 
-/// The receiver grants credit again when this much of the window was read, so that a sender seldom has to wait.
-const GRANT_AT: u32 = WINDOW / 4;
+/// The receiver grants credit again when this part of the window was read, so that a sender seldom has to wait.
+const GRANT_PART: u32 = 4;
 /// More credit than this at once is clipped.
 const MAX_CREDIT: u32 = 1 << 30;
 /// An empty receive buffer larger than this is given back.
@@ -45,6 +47,8 @@ pub(super) struct FlowState {
     consumed: u32,
     /// A `WINDOW` frame waits.
     granting: bool,
+    /// It has the full window.
+    wide: bool,
     finished: bool,
 
     pub(super) unsent: Vec<u8>,
@@ -67,12 +71,13 @@ impl FlowState {
             opened: false,
             handle: false,
             received: VecDeque::new(),
-            window: WINDOW,
+            window: INITIAL_WINDOW,
             consumed: 0,
             granting: false,
+            wide: false,
             finished: false,
             unsent: Vec::new(),
-            credit: WINDOW,
+            credit: INITIAL_WINDOW,
             send_end: SendEnd::Open,
             queued: false,
             failed: None,
@@ -89,21 +94,26 @@ impl FlowState {
         wakes.extend(self.writer.take());
     }
 
-    /// The credit for the next `WINDOW` frame; zero if none is due.
-    pub(super) fn grant(&mut self) -> u32 {
-        self.granting = false;
-        if self.finished || self.failed.is_some() {
-            return 0;
+    /// Appends what the peer sent within its window. The buffer never grows beyond the window.
+    fn receive(&mut self, payload: &[u8]) {
+        let needed = self.received.len() + payload.len();
+        let capacity = self.received.capacity();
+        if needed > capacity {
+            let wanted = needed.max((2 * capacity).min(WINDOW as usize));
+            self.received.reserve_exact(wanted - self.received.len());
         }
-        let credit = std::mem::take(&mut self.consumed);
-        self.window += credit;
-        credit
+        self.received.extend(payload);
     }
 
     /// Takes what is to be sent, and lets the flow's owner write again.
     pub(super) fn take_unsent(&mut self, wakes: &mut Vec<Waker>) -> Vec<u8> {
         wakes.extend(self.writer.take());
         std::mem::take(&mut self.unsent)
+    }
+
+    #[cfg(test)]
+    pub(super) fn unread(&self) -> usize {
+        self.received.len()
     }
 
     #[cfg(test)]
@@ -153,7 +163,7 @@ impl State {
             (None, Some(FlowError::Reset(code) | FlowError::Violation(code))) => OpenError::Refused(code),
             (None, Some(_)) => OpenError::Refused(ResetCode::Cancelled),
             (None, None) => {
-                flow.reader = Some(cx.waker().clone());
+                self.retired.extend(flow.reader.replace(cx.waker().clone()));
                 return Poll::Pending;
             }
         };
@@ -203,7 +213,7 @@ impl State {
             if let Some(why) = flow.failed {
                 return Poll::Ready(Err(why));
             }
-            flow.reader = Some(cx.waker().clone());
+            self.retired.extend(flow.reader.replace(cx.waker().clone()));
             return Poll::Pending;
         }
         let before = buf.remaining();
@@ -218,7 +228,8 @@ impl State {
         // At most the window was received, so the count fits.
         flow.consumed += u32::try_from(count).unwrap_or(WINDOW);
         let live = !flow.finished && flow.failed.is_none();
-        if live && flow.consumed >= GRANT_AT && !flow.granting {
+        let window = if flow.wide { WINDOW } else { INITIAL_WINDOW };
+        if live && flow.consumed >= window / GRANT_PART && !flow.granting {
             flow.granting = true;
             self.urgent.push_back(Urgent::Window(key.id));
             self.wake_writer();
@@ -246,7 +257,7 @@ impl State {
         let room = u32::try_from(SEND_BUFFER - flow.unsent.len()).unwrap_or(0).min(flow.credit);
         let count = room.min(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         if count == 0 {
-            flow.writer = Some(cx.waker().clone());
+            self.retired.extend(flow.writer.replace(cx.waker().clone()));
             return Poll::Pending;
         }
         let accepted = &bytes[..count as usize];
@@ -291,8 +302,8 @@ impl State {
     pub(in crate::session) fn drop_handle(&mut self, key: Key) {
         let Some(flow) = self.flows.get_mut(&key) else { return };
         flow.handle = false;
-        flow.reader = None;
-        flow.writer = None;
+        self.retired.extend(flow.reader.take());
+        self.retired.extend(flow.writer.take());
         if flow.failed.is_some() || (flow.send_end == SendEnd::Sent && flow.finished) {
             self.forget(key);
         } else if flow.send_end == SendEnd::Queued {
@@ -353,7 +364,7 @@ impl State {
         }
         let abandoned = !flow.handle && flow.send_end != SendEnd::Open;
         if !abandoned {
-            flow.received.extend(payload);
+            flow.receive(payload);
             self.wakes.extend(flow.reader.take());
         }
         true
@@ -423,11 +434,13 @@ impl State {
             }
             if discard {
                 flow.received = VecDeque::new();
+                flow.wide = false;
                 // Data was lost, so this must not look like an orderly end.
                 flow.finished = false;
             }
             flow.handle
         });
+        self.wide = self.flows.values().filter(|flow| flow.wide).count();
         let attachment = self.attachment;
         self.live = self.flows.keys().filter(|key| key.attachment == attachment).count();
     }
@@ -467,10 +480,30 @@ impl State {
     }
 
     fn forget(&mut self, key: Key) {
-        if self.flows.remove(&key).is_some() && key.attachment == self.attachment {
+        let Some(flow) = self.flows.remove(&key) else { return };
+        self.wide -= usize::from(flow.wide);
+        if key.attachment == self.attachment {
             self.live -= 1;
             self.unqueue(key.id);
         }
+    }
+
+    /// The credit for the next `WINDOW` frame of a flow; zero if none is due.
+    pub(super) fn grant(&mut self, id: u32) -> u32 {
+        let key = self.key(id);
+        let Some(flow) = self.flows.get_mut(&key) else { return 0 };
+        flow.granting = false;
+        if flow.finished || flow.failed.is_some() {
+            return 0;
+        }
+        let mut credit = std::mem::take(&mut flow.consumed);
+        if !flow.wide && self.wide < WIDE_FLOWS {
+            flow.wide = true;
+            self.wide += 1;
+            credit += WINDOW - INITIAL_WINDOW;
+        }
+        flow.window += credit;
+        credit
     }
 
     /// Keeps a sent buffer for the next large write.

@@ -62,7 +62,7 @@ impl State {
         }
         self.fill(batch);
         if batch.is_empty() {
-            self.writer = Some(cx.waker().clone());
+            self.retired.extend(self.writer.replace(cx.waker().clone()));
             return Poll::Pending;
         }
         self.in_flight = true;
@@ -124,8 +124,7 @@ impl State {
             }
             Urgent::Opened(id) => batch.push(Kind::Opened, 0, id, Payload::None),
             Urgent::Window(id) => {
-                let key = self.key(id);
-                let credit = self.flows.get_mut(&key).map_or(0, super::FlowState::grant);
+                let credit = self.grant(id);
                 if credit > 0 {
                     batch.push(Kind::Window, 0, id, Payload::Code(credit));
                 }

@@ -171,14 +171,8 @@ async fn many_flows_echo_at_once() {
 async fn a_stalled_flow_stops_its_sender_and_nobody_else() {
     let (session, agent, _tasks) = pair().await;
     let (mut stalled, mut far) = open(&session, &agent).await;
-    // Nobody reads `far`: exactly one window and one send buffer fit.
-    let mut sent = 0;
-    let chunk = vec![7; 10_000];
-    while let Ok(count) = tokio::time::timeout(Duration::from_millis(200), stalled.write(&chunk)).await {
-        sent += count.unwrap();
-        assert!(sent <= WINDOW as usize, "the window is a bound");
-    }
-    assert_eq!(sent, WINDOW as usize);
+    // Nobody reads `far`.
+    assert_eq!(write_until_stopped(&mut stalled).await, INITIAL_WINDOW as usize);
     // Another flow is as quick as ever.
     let (mut near, mut other) = open(&session, &agent).await;
     let transfer = async {
@@ -189,10 +183,10 @@ async fn a_stalled_flow_stops_its_sender_and_nobody_else() {
     let (read, ()) = soon(async { tokio::join!(other.read_to_end(&mut received), transfer) }).await;
     assert_eq!(read.unwrap(), 2_000_000);
     // And the stalled one goes on once it is read.
-    let mut bytes = vec![0; WINDOW as usize];
+    let mut bytes = vec![0; INITIAL_WINDOW as usize];
     soon(far.read_exact(&mut bytes)).await.unwrap();
     assert!(bytes.iter().all(|byte| *byte == 7));
-    soon(stalled.write_all(&chunk)).await.unwrap();
+    soon(stalled.write_all(b"more")).await.unwrap();
 }
 
 #[tokio::test]
@@ -239,4 +233,66 @@ async fn the_end_of_the_session_ends_everything() {
     assert!(soon(agent.next_event()).await.is_err());
     assert!(matches!(agent.send_control(&hello()).await, Err(SendError::Closed(Closed::Eof))));
     while soon(tasks.join_next()).await.is_some() {}
+}
+
+#[tokio::test]
+async fn a_flow_that_was_read_gets_the_full_window_and_no_more() {
+    let (session, agent, _tasks) = pair().await;
+    let (mut near, mut far) = open(&session, &agent).await;
+    let mut bytes = vec![0; INITIAL_WINDOW as usize];
+    near.write_all(&bytes).await.unwrap();
+    soon(far.read_exact(&mut bytes)).await.unwrap();
+    let sent = write_until_stopped(&mut near).await;
+    assert!(sent > WINDOW as usize * 3 / 4 && sent <= WINDOW as usize, "{sent}");
+}
+
+#[tokio::test]
+async fn only_so_many_flows_get_the_full_window() {
+    let (session, agent, _tasks) = pair().await;
+    let mut flows = Vec::new();
+    for _ in 0..=WIDE_FLOWS {
+        let (mut near, mut far) = open(&session, &agent).await;
+        let mut bytes = vec![0; INITIAL_WINDOW as usize / 2];
+        near.write_all(&bytes).await.unwrap();
+        soon(far.read_exact(&mut bytes)).await.unwrap();
+        flows.push((near, far));
+    }
+    soon(session.ping()).await.unwrap();
+    let (last, _) = flows.last_mut().unwrap();
+    assert_eq!(write_until_stopped(last).await, INITIAL_WINDOW as usize);
+    // Their place becomes free with the flow.
+    flows.remove(0);
+    let (mut near, mut far) = open(&session, &agent).await;
+    let mut bytes = vec![0; INITIAL_WINDOW as usize];
+    near.write_all(&bytes).await.unwrap();
+    soon(far.read_exact(&mut bytes)).await.unwrap();
+    let sent = write_until_stopped(&mut near).await;
+    assert!(sent > WINDOW as usize * 3 / 4 && sent <= WINDOW as usize, "{sent}");
+}
+
+/// Writes to a flow that nobody reads; returns how much it took.
+async fn write_until_stopped(flow: &mut Flow) -> usize {
+    let mut sent = 0;
+    let chunk = vec![7; 10_000];
+    while let Ok(count) = tokio::time::timeout(Duration::from_millis(200), flow.write(&chunk)).await {
+        sent += count.unwrap();
+    }
+    sent
+}
+
+#[tokio::test]
+async fn a_peer_that_never_stops_talking_does_not_silence_this_side() {
+    let (near, mut far) = tokio::io::duplex(128 * 1024);
+    // Noise without an end, in a reader that never has to wait.
+    let (session, driver) = Session::connect(tokio::io::repeat(0xF5), near, Epoch::from_random(1));
+    let mut tasks = JoinSet::new();
+    tasks.spawn(driver);
+    session.send_control(&ToAgent::Thaw).await.unwrap();
+    let expected = frame::MAX_FRAME + 2 * frame::HEADER_LEN + br#"{"type":"thaw"}"#.len();
+    let mut bytes = vec![0; expected];
+    soon(far.read_exact(&mut bytes)).await.unwrap();
+    assert!(bytes.ends_with(br#"{"type":"thaw"}"#));
+    soon(session.flush()).await.unwrap();
+    drop(session);
+    assert_eq!(soon(tasks.join_next()).await.unwrap().unwrap(), Closed::Local);
 }
