@@ -52,9 +52,9 @@ impl Scope {
         let (folder, name) = (parts.next(), parts.next());
         folder?;
         Some(match (folder, name) {
-            (Some(b"sandboxes"), Some(name)) => sandbox_named(without_suffix(name)),
+            (Some(b"sandboxes" | b"slots"), Some(name)) => sandbox_named(without_suffix(name)),
             (Some(b"runsc"), Some(name)) => sandbox_within(name),
-            (Some(b"sandboxes" | b"runsc" | b"ns"), None) => Claim::Instance,
+            (Some(b"sandboxes" | b"runsc" | b"ns" | b"slots" | b"images"), None) => Claim::Instance,
             (Some(b"ns"), Some(name)) => self.of_pin(without_suffix(name)),
             _ => Claim::Nobody,
         })
@@ -162,6 +162,8 @@ mod tests {
             (format!("/srv/sg/host/sandboxes/{A}"), Some(sandbox(A))),
             (format!("/srv/sg/host/sandboxes/{A}/disk.img"), Some(sandbox(A))),
             (format!("/srv/sg/host/sandboxes/{A} (deleted)"), Some(sandbox(A))),
+            (format!("/srv/sg/host/slots/{A}"), Some(sandbox(A))),
+            (format!("/srv/sg/host/slots/.{A}"), Some(Claim::Nobody)),
             ("/srv/sg/host/sandboxes/tmp".into(), Some(Claim::Nobody)),
             (format!("/srv/sg/host/runsc/{A}_sandbox:{A}.state"), Some(sandbox(A))),
             (format!("/srv/sg/host/runsc/runsc-{A}.sock"), Some(sandbox(A))),

@@ -187,7 +187,12 @@ fn pinned_namespaces_are_spare_while_a_server_runs() {
     let server = Waiter::new("server", Path::new("/"), copy.into());
     let running = instance.clean(&instance.owner(SandboxState::Ending));
     std::fs::write(instance.dir().join("bundle/config.json"), config).unwrap();
-    let used = instance.ledger(&instance.owner(SandboxState::Ending));
+    let used = instance.clean(&instance.owner(SandboxState::Ending));
+    std::fs::remove_dir_all(instance.dir()).unwrap();
+    let slots = instance.path().join("host/slots");
+    std::fs::create_dir(&slots).unwrap();
+    std::fs::write(slots.join(instance.sandbox.as_str()), format!("{}-abcde", instance.id)).unwrap();
+    let remembered = instance.clean(&instance.owner(SandboxState::Ending));
     let ended = instance.ledger(&[]);
     drop((server, lock));
     for name in &names {
@@ -201,6 +206,7 @@ fn pinned_namespaces_are_spare_while_a_server_runs() {
     assert_eq!(running["server"], "running", "{running}");
     assert_eq!(running["counts"]["namespace"], serde_json::json!({"owned": 0, "spare": 2, "left_over": 0}));
     assert_eq!(used["counts"]["namespace"]["owned"], 2, "{used}");
+    assert_eq!(remembered["counts"]["namespace"]["owned"], 2, "{remembered}");
     assert_eq!(left_over(&ended, "namespace").len(), 2, "{ended}");
     assert_eq!(unpinned["counts"]["namespace"], Value::Null, "{unpinned}");
 }
