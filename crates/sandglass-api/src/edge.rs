@@ -73,12 +73,12 @@ impl Edge {
         request: Request<Incoming>,
         origin: Origin,
     ) -> Response<Body> {
-        let client_headers = request.headers().clone();
+        let navigation = answer::is_navigation(request.headers());
         match self.forward(id, port, request, origin).await {
             Ok(response) => response,
             Err(failure) => {
                 tracing::debug!(%id, %port, ?failure, "not forwarded");
-                failed(failure, id.as_str(), &client_headers)
+                failed(failure, id.as_str(), navigation)
             }
         }
     }

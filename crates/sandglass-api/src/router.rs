@@ -7,7 +7,7 @@ use axum::Router;
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue, StatusCode, Uri};
 use tokio_util::task::TaskTracker;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{Any as AnyOrigin, CorsLayer};
@@ -55,14 +55,24 @@ pub(crate) fn router(state: ApiState) -> Router {
         .with_state(state)
 }
 
-async fn no_route() -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, "no such route")
+/// Paths of a sandbox's guest API: whoever asks the server for them has lost the sandbox on the way.
+const GUEST_PATHS: &[&str] = &["/files", "/process.Process/", "/filesystem.Filesystem/"];
+
+async fn no_route(uri: Uri) -> ApiError {
+    let message = if GUEST_PATHS.iter().any(|path| uri.path().starts_with(path)) {
+        "this path belongs to a sandbox: name it by its own host, or by the headers E2b-Sandbox-Id and \
+         E2b-Sandbox-Port"
+    } else {
+        "no such route"
+    };
+    ApiError::new(StatusCode::NOT_FOUND, message)
 }
 
 async fn wrong_method() -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this route does not have that method")
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "the signature that the layer wants")]
 fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
     let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();

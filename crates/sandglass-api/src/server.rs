@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::backend::Backend;
-use crate::edge::answer::{Failure, failed, unroutable};
+use crate::edge::answer::{Failure, failed, is_navigation, unroutable};
 use crate::edge::target::{Target, host, route};
 use crate::edge::{Edge, Origin};
 use crate::router::{ApiState, router};
@@ -150,7 +150,7 @@ impl Shared {
                 let Ok(answer) = self.router.clone().oneshot(request.map(Body::new)).await;
                 answer
             }
-            Ok(Target::Nowhere { id }) => failed(Failure::NotFound, &id, request.headers()),
+            Ok(Target::Nowhere { id }) => failed(Failure::NotFound, &id, is_navigation(request.headers())),
             Ok(Target::Sandbox { id, port }) => {
                 let host = request.uri().authority().map_or_else(
                     || request.headers().get(HOST).cloned(),

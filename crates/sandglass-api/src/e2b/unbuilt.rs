@@ -67,7 +67,7 @@ pub(crate) fn router() -> Router<ApiState> {
         let refuse = move |_: Caller| async move {
             ApiError::new(
                 StatusCode::NOT_IMPLEMENTED,
-                format!("{what} is not supported by this version of sandglass"),
+                format!("not supported by this version of sandglass: {what}"),
             )
         };
         router.route(path, on(filter(method), refuse))

@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
 /// The version of the guest API that every sandbox speaks: the newest public one. Clients switch features off
-/// below certain versions, see `docs/compatibility.md`.
+/// below certain versions.
 pub(crate) const ENVD_VERSION: &str = "0.6.13";
 
 /// Clients show it and otherwise ignore it; it must be there.

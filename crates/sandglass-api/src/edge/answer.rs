@@ -47,7 +47,7 @@ impl Failure {
 }
 
 #[derive(Serialize)]
-struct Body502<'a> {
+struct FailureBody<'a> {
     #[serde(rename = "sandboxId")]
     sandbox_id: &'a str,
     message: &'a str,
@@ -57,7 +57,7 @@ struct Body502<'a> {
 }
 
 /// Whether a person looks at the answer, and not a program or a script.
-fn is_navigation(headers: &HeaderMap) -> bool {
+pub(crate) fn is_navigation(headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("");
     let mode = headers.get("sec-fetch-mode").and_then(|value| value.to_str().ok());
     text(USER_AGENT).contains("Mozilla/")
@@ -86,17 +86,17 @@ fn respond(status: StatusCode, kind: &'static str, body: String) -> Response<Bod
     response
 }
 
-/// The answer to a request for `id` (`[a-z0-9]+`) that failed. `request` are the headers of the request.
-pub(crate) fn failed(failure: Failure, id: &str, request: &HeaderMap) -> Response<Body> {
+/// The answer to a request for `id` (`[a-z0-9]+`) that failed: a page if `navigation` says so.
+pub(crate) fn failed(failure: Failure, id: &str, navigation: bool) -> Response<Body> {
     let (status, message) = (failure.status(), failure.message());
-    let mut response = if is_navigation(request) {
+    let mut response = if navigation {
         let mut page = respond(status, "text/html; charset=utf-8", html(status, message, id));
         let policy = HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'");
         page.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
         page
     } else {
         let port = if let Failure::PortClosed(port) = failure { Some(port) } else { None };
-        let body = Body502 { sandbox_id: id, message, code: status.as_u16(), port };
+        let body = FailureBody { sandbox_id: id, message, code: status.as_u16(), port };
         respond(status, "application/json", serde_json::to_string(&body).unwrap_or_default())
     };
     if failure == Failure::Busy {
@@ -126,18 +126,17 @@ mod tests {
 
     #[tokio::test]
     async fn the_bodies_are_the_ones_that_the_sdks_know() {
-        let none = HeaderMap::new();
         assert_eq!(
-            text(failed(Failure::NotFound, "abc", &none)).await,
+            text(failed(Failure::NotFound, "abc", false)).await,
             (502, r#"{"sandboxId":"abc","message":"The sandbox was not found","code":502}"#.into())
         );
         let closed = r#"{"sandboxId":"abc","message":"The sandbox is running but port is not open","code":502,"port":80}"#;
-        assert_eq!(text(failed(Failure::PortClosed(80), "abc", &none)).await, (502, closed.into()));
-        let (status, broken) = text(failed(Failure::Broken, "abc", &none)).await;
+        assert_eq!(text(failed(Failure::PortClosed(80), "abc", false)).await, (502, closed.into()));
+        let (status, broken) = text(failed(Failure::Broken, "abc", false)).await;
         assert_eq!(status, 502);
         assert!(!broken.contains("was not found") && !broken.contains("port is not open"), "{broken}");
-        assert_eq!(text(failed(Failure::Internal, "abc", &none)).await.0, 404);
-        assert_eq!(text(failed(Failure::Busy, "abc", &none)).await.0, 429);
+        assert_eq!(text(failed(Failure::Internal, "abc", false)).await.0, 404);
+        assert_eq!(text(failed(Failure::Busy, "abc", false)).await.0, 429);
         assert_eq!(
             text(unroutable(Unroutable::MissingPort)).await,
             (400, "Missing header: E2b-Sandbox-Port".into())
@@ -155,7 +154,7 @@ mod tests {
         assert!(!is_page(&[browser, ("accept", "*/*")]));
         assert!(!is_page(&[("user-agent", "connectrpc/0.12.1"), html]));
         assert!(!is_page(&[]));
-        let page = failed(Failure::NotFound, "abc", &map(&[browser, html]));
+        let page = failed(Failure::NotFound, "abc", true);
         assert_eq!(page.headers()[CONTENT_TYPE], "text/html; charset=utf-8");
         assert!(text(page).await.1.contains("The sandbox was not found"));
     }

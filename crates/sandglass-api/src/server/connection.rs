@@ -97,7 +97,7 @@ pub(super) async fn serve(
             .keep_alive_interval(PING)
             .keep_alive_timeout(PING)
             .serve_connection(io, service);
-        drive(connection, |connection| connection.graceful_shutdown(), &shared, &watch).await;
+        drive(connection, http2::Connection::graceful_shutdown, &shared, &watch).await;
     } else {
         let connection = http1::Builder::new()
             // The watch does it better.
@@ -107,7 +107,7 @@ pub(super) async fn serve(
             .max_headers(MAX_HEADERS)
             .serve_connection(io, service)
             .with_upgrades();
-        drive(connection, |connection| connection.graceful_shutdown(), &shared, &watch).await;
+        drive(connection, http1::UpgradeableConnection::graceful_shutdown, &shared, &watch).await;
     }
 }
 
