@@ -102,7 +102,7 @@ impl Airlocks for Assignments {
 /// The sandboxes that have a file.
 fn ids(folder: &Path) -> Result<Vec<SandboxId>, NetworkError> {
     let failed = step::<io::Error>("list the slots in use");
-    let entries = fs::read_dir(folder).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
+    let entries = fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let names = entries.map_err(failed)?.into_iter().map(|entry| entry.file_name());
     Ok(names.filter_map(|name| name.to_str()?.parse().ok()).collect())
 }

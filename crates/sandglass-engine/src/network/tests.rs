@@ -517,15 +517,20 @@ fn nothing_is_left_of_a_destroyed_slot() {
         |inode: u64| fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&format!("net:[{inode}]"));
     assert!(mounted(inner) && mounted(airlock));
 
-    let socket = slot.airlock_socket(AirlockSocket::DnsUdp).unwrap();
+    let socket = udp(slot.airlock_socket(AirlockSocket::DnsUdp).unwrap());
     let guest = guest_udp(&slot, &bench);
+    fence(&guest, &socket);
     slot.destroy().unwrap();
     assert!(bench.pin_names().is_empty());
     assert_eq!(fs::read_dir(bench.directory.path()).unwrap().count(), 0);
     assert!(!mounted(inner) && !mounted(airlock));
     // The guest's process and the server's socket still hold theirs, but they are cut off from each other.
     assert!(canaries.iter().all(Canary::alive));
-    assert!(guest.send_to(b"x", "8.8.8.8:53").is_err());
+    let unreachable = socket.send_to(b"x", (GUEST_ADDRESS, 9)).unwrap_err();
+    assert_eq!(unreachable.kind(), ErrorKind::NetworkUnreachable);
+    guest.send_to(b"x", "8.8.8.8:53").unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    assert!(silent(socket.recv(&mut [0; 8])));
     drop(guest);
     assert!(canaries[0].ends());
     assert!(canaries[1].alive());
@@ -629,32 +634,4 @@ fn a_pool_that_cannot_make_slots_says_so_and_stops() {
     pool.take().unwrap().destroy().unwrap();
     drop(pool);
     assert!(bench.pin_names().is_empty());
-}
-
-/// Not a check but a figure, for those who tune it: `cargo test -p sandglass-engine -- --ignored --nocapture timing`.
-#[test]
-#[ignore = "prints figures"]
-fn timing() {
-    let bench = Bench::new();
-    let mut spans: Vec<(Duration, Duration)> = (0..30)
-        .map(|_| {
-            let start = Instant::now();
-            let slot = bench.slot();
-            let made = start.elapsed();
-            let start = Instant::now();
-            slot.destroy().unwrap();
-            (made, start.elapsed())
-        })
-        .collect();
-    spans.sort();
-    let netns = Netns::create().unwrap();
-    let start = Instant::now();
-    nft::apply(&netns, &ruleset::ruleset("sginst0001abcde")).unwrap();
-    println!(
-        "create p50 {:?} max {:?}; destroy {:?}; nft alone {:?}",
-        spans[15].0,
-        spans[29].0,
-        spans[15].1,
-        start.elapsed()
-    );
 }

@@ -79,6 +79,19 @@ fn addresses_routes_and_neighbours_carry_traffic() {
     let client = here.run(|| std::net::TcpStream::connect(address).unwrap()).unwrap();
     let (_, from) = listener.accept().unwrap();
     assert_eq!(from, client.local_addr().unwrap());
+
+    here.run(|| {
+        let mut netlink = Rtnetlink::open().unwrap();
+        let index = netlink.index("here0").unwrap();
+        netlink.delete_address(index, a, 30).unwrap();
+        let gone = netlink.delete_address(index, a, 30).unwrap_err();
+        assert_eq!(gone.raw_os_error(), Some(libc::EADDRNOTAVAIL));
+        assert_eq!(
+            std::net::TcpStream::connect(address).unwrap_err().kind(),
+            io::ErrorKind::NetworkUnreachable
+        );
+    })
+    .unwrap();
 }
 
 #[test]
