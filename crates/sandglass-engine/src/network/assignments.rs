@@ -68,6 +68,19 @@ impl Assignments {
     }
 }
 
+impl Drop for Assignments {
+    /// Leaves no mount behind when no sandbox needs it.
+    fn drop(&mut self) {
+        self.pool.shutdown();
+        match self.pins.close() {
+            Err(error) if error.kind() != ErrorKind::ResourceBusy => {
+                tracing::warn!(%error, "the folder of pinned namespaces could not be unmounted");
+            }
+            _ => {}
+        }
+    }
+}
+
 impl Airlocks for Assignments {
     fn assign(&self, id: &SandboxId) -> Result<PathBuf, AirlockError> {
         if let Some(slot) = self.slot(id)? {
@@ -139,14 +152,20 @@ mod tests {
         drop(first);
 
         // A server that was killed between taking a slot and remembering it.
-        let pins = Arc::new(PinFolder::open(&data.path().join("ns")).unwrap());
+        let folder = data.path().join("ns");
+        let pins = Arc::new(PinFolder::open(&folder).unwrap());
         let forgotten = Slot::create(&pins, &instance).unwrap();
         let second = open();
         assert!(Slot::reopen(&pins, forgotten.name()).is_err());
         assert_eq!(second.assign(&kept).unwrap(), path);
+        let mounted = || {
+            let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+            table.contains(folder.canonicalize().unwrap().to_str().unwrap())
+        };
+        assert!(mounted(), "a sandbox needs it");
         second.release(&kept).unwrap();
         drop(second);
         assert_eq!(Slot::list(&pins, &instance).unwrap(), []);
-        Arc::into_inner(pins).unwrap().close().unwrap();
+        assert!(!mounted());
     }
 }

@@ -107,11 +107,11 @@ impl PinFolder {
         Ok(names)
     }
 
-    /// Undoes what [`PinFolder::open`] mounted; the folder stays.
+    /// Undoes what [`PinFolder::open`] mounted; the folder stays. Nothing may be pinned through this value afterwards.
     ///
     /// # Errors
     /// A pin is left: [`ResourceBusy`](io::ErrorKind::ResourceBusy).
-    pub fn close(self) -> io::Result<()> {
+    pub fn close(&self) -> io::Result<()> {
         Ok(unmount(&self.path, UnmountFlags::NOFOLLOW)?)
     }
 
