@@ -3,7 +3,7 @@
 //! Both act on the calling thread, and threads started later inherit them; so both refuse to work once the process
 //! has a second thread, which would keep what the first gave up.
 
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use landlock::{
@@ -30,8 +30,8 @@ pub enum PrivilegeError {
     #[error("uid {} and gid {} are not an identity without privilege", .0.uid, .0.gid)]
     Identity(Identity),
     /// Other threads would keep what this one gives up.
-    #[error("the process has {0} threads; privilege is given up before the second one starts")]
-    Threads(usize),
+    #[error("the process has other threads; privilege is given up before the second one starts")]
+    Threads,
     /// A system call failed.
     #[error("{step} failed")]
     Step {
@@ -69,12 +69,12 @@ fn check(return_value: libc::c_int) -> io::Result<()> {
     if return_value == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Asked of the kernel and not read from `/proc`, which a process that has changed its root may not see.
 fn require_one_thread() -> Result<(), PrivilegeError> {
-    let tasks = step("counting the threads", fs_err::read_dir("/proc/self/task"))?;
-    match tasks.count() {
-        1 => Ok(()),
-        count => Err(PrivilegeError::Threads(count)),
-    }
+    // SAFETY: with CLONE_THREAD alone, `unshare` takes no pointer and changes nothing: it fails with EINVAL unless the
+    // caller is the only thread of its process. rustix has no flag for it.
+    let alone = unsafe { libc::unshare(libc::CLONE_THREAD) };
+    if alone == 0 { Ok(()) } else { Err(PrivilegeError::Threads) }
 }
 
 /// Becomes `identity` without a way back: no other group, no capability in any set, none to be had from a set-uid or
@@ -86,6 +86,34 @@ fn require_one_thread() -> Result<(), PrivilegeError> {
 /// # Errors
 /// See [`PrivilegeError`]; end the process.
 pub fn drop_to(identity: Identity) -> Result<(), PrivilegeError> {
+    become_identity(identity, open_status()?)
+}
+
+/// [`drop_to`] in a cell: `root` becomes the whole file system of this process, in which it may do all but execute files
+/// and make devices, and [`confine`] takes the rest away. Returns how much of that the kernel enforces.
+///
+/// # Errors
+/// See [`PrivilegeError`]; end the process.
+pub fn enter_cell(
+    root: &Path,
+    identity: Identity,
+    without: WithoutLandlock,
+) -> Result<Enforcement, PrivilegeError> {
+    let status = open_status()?;
+    step("changing the root folder", rustix::process::chroot(root))?;
+    step("entering the new root folder", rustix::process::chdir("/"))?;
+    let own = Confinement { read_write: vec!["/".into()], read_only: Vec::new() };
+    let enforcement = confine(&own, without)?;
+    become_identity(identity, status)?;
+    Ok(enforcement)
+}
+
+/// Where the kernel says what this process is. Opened first, because it may be out of reach later.
+fn open_status() -> Result<fs_err::File, PrivilegeError> {
+    step("opening the process status", fs_err::File::open("/proc/self/status"))
+}
+
+fn become_identity(identity: Identity, status: fs_err::File) -> Result<(), PrivilegeError> {
     let Identity { uid, gid } = identity;
     if [uid, gid].iter().any(|&id| id == 0 || id == u32::MAX) {
         return Err(PrivilegeError::Identity(identity));
@@ -113,7 +141,7 @@ pub fn drop_to(identity: Identity) -> Result<(), PrivilegeError> {
     step("emptying the capability sets", rustix::thread::set_capabilities(None, sets))?;
     // Last, because a change of uid resets it.
     step("becoming undumpable", set_dumpable_behavior(DumpableBehavior::NotDumpable))?;
-    verify(identity)
+    verify(identity, status)
 }
 
 /// Every capability that this kernel knows: numbers are handed out without gaps, and the first unknown one is an
@@ -125,8 +153,9 @@ fn known_capabilities() -> impl Iterator<Item = CapabilitySet> {
 }
 
 /// Reads back what the kernel thinks of this process.
-fn verify(identity: Identity) -> Result<(), PrivilegeError> {
-    let status = step("reading the process status", fs_err::read_to_string("/proc/self/status"))?;
+fn verify(identity: Identity, mut file: fs_err::File) -> Result<(), PrivilegeError> {
+    let mut status = String::new();
+    step("reading the process status", file.read_to_string(&mut status))?;
     remains(&status, identity).map_or(Ok(()), |what| Err(PrivilegeError::Remains(what)))
 }
 
@@ -283,8 +312,8 @@ mod tests {
     fn a_process_with_threads_is_refused() {
         // The test harness itself has a second thread.
         let result = std::thread::spawn(|| drop_to(NOBODY)).join().unwrap();
-        assert!(matches!(result, Err(PrivilegeError::Threads(count)) if count > 1));
+        assert!(matches!(result, Err(PrivilegeError::Threads)));
         let result = std::thread::spawn(|| confine(&Confinement::default(), WithoutLandlock::Refuse));
-        assert!(matches!(result.join().unwrap(), Err(PrivilegeError::Threads(_))));
+        assert!(matches!(result.join().unwrap(), Err(PrivilegeError::Threads)));
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use fs_err as fs;
 use sandglass_linux::lock::{FolderLock, LockError};
-use sandglass_linux::privilege::{self, Confinement, Enforcement, Identity, WithoutLandlock};
+use sandglass_linux::privilege::{self, Enforcement, Identity, WithoutLandlock};
 use sandglass_types::InstanceId;
 
 /// The file of the store, as the half without privilege sees it.
@@ -113,12 +113,7 @@ impl DataDir {
     /// file system. Call it before the second thread starts.
     pub(crate) fn confine(&self) -> anyhow::Result<Enforcement> {
         let folder = self.path.join("serve");
-        rustix::process::chroot(&folder).context("the root folder could not be changed")?;
-        rustix::process::chdir("/").context("the new root folder could not be entered")?;
-        let own = Confinement { read_write: vec!["/".into()], read_only: Vec::new() };
-        let enforcement = privilege::confine(&own, WithoutLandlock::Refuse)?;
-        privilege::drop_to(self.identity())?;
-        Ok(enforcement)
+        Ok(privilege::enter_cell(&folder, self.identity(), WithoutLandlock::Refuse)?)
     }
 }
 
