@@ -107,6 +107,25 @@ async fn reading_alone_changes_nothing_and_needs_a_current_store() {
     assert_eq!(reader.teams().await.unwrap().len(), 2, "and what a dead one left");
 }
 
+/// What a killed server leaves: a file, and a log with its last commits.
+#[tokio::test]
+async fn commits_of_a_killed_server_are_read() {
+    let (folder, path) = folder();
+    let server = SqliteStore::open(&path).await.unwrap();
+    server.create_team("acme", sandglass_types::Timestamp::from_millis(0)).await.unwrap();
+    let copy = folder.path().join("copy.db");
+    for end in ["", "-wal"] {
+        let with_end = |path: &Path| PathBuf::from(format!("{}{end}", path.display()));
+        std::fs::copy(with_end(&path), with_end(&copy)).unwrap();
+    }
+    let reader = SqliteStore::open_read_only(&copy).await.unwrap();
+    assert_eq!(reader.teams().await.unwrap().len(), 1);
+    reader.close().await;
+    let next = SqliteStore::open(&copy).await.unwrap();
+    assert_eq!(next.teams().await.unwrap().len(), 1);
+    assert_eq!(next.node().await.unwrap(), server.node().await.unwrap());
+}
+
 /// The definition of everything in the file, `SQLite`'s and sqlx's own tables left out.
 async fn schema(connection: &mut SqliteConnection) -> Vec<(String, String, String)> {
     sqlx::query(
