@@ -133,6 +133,7 @@ impl GvisorEngine {
         let cgroups = Cgroups::detect(Path::new(cgroup::ROOT), instance.as_str())
             .and_then(|cgroups| cgroups.make_parent().map(|()| cgroups))
             .map_err(|error| step("prepare the control groups", error))?;
+        image::sweep(&paths.images()).map_err(|error| step("remove unfinished images", error))?;
         let args = std::iter::once(oci::GUEST_PATH.to_owned()).chain(guest_args).collect();
         Ok(Self {
             runsc: Runsc::open(&runsc, &paths.runsc_root())?,
@@ -269,7 +270,7 @@ impl GvisorEngine {
         make::write_files(&paths, &oci)?;
         // Before `runsc`, which then leaves them as they are, and so that nothing of it ever runs without limits.
         leaf.make()
-            .and_then(|()| leaf.limit(&ceiling::ceiling(spec.limits)))
+            .and_then(|()| leaf.limit(&ceiling::while_made(spec.limits)))
             .map_err(|error| step("make the control group", error))?;
         let device = make::attach_disk(&paths)?;
         let parts = Parts { paths: &paths, leaf: &leaf, layer: &self.layer.path, rootfs: &rootfs };
@@ -294,21 +295,34 @@ impl GvisorEngine {
             lock(&self.watches).insert(id.clone(), Arc::new(watch));
         }
         record.sandbox = Some(identity.into());
-        save(&record)
+        save(&record)?;
+        if image.is_some() { self.tighten(id, &record) } else { Ok(()) }
+    }
+
+    /// Puts the limits in force that hold while a guest runs.
+    fn tighten(&self, id: &SandboxId, record: &Record) -> Result<(), EngineError> {
+        let limited = self.leaf(id)?.limit(&ceiling::while_running(record.limits));
+        limited.map_err(|error| step("limit the sandbox", error))
     }
 
     /// Removes all that a sandbox owns, in whatever state it is. The caller holds its lock.
     fn remove(&self, id: &SandboxId) -> Result<(), EngineError> {
         let paths = self.paths.sandbox(id);
         let leaf = self.leaf(id)?;
-        teardown::abandon_disk(&leaf, &paths.disk());
-        teardown::kill(&leaf)?;
+        // The network ends beside the processes: neither needs the other, and both wait for the kernel.
+        let (killed, released) = std::thread::scope(|scope| {
+            let releasing = self.airlocks.as_ref().map(|airlocks| scope.spawn(|| airlocks.release(id)));
+            teardown::abandon_disk(&leaf, &paths.disk());
+            let killed = teardown::kill(&leaf);
+            let released = releasing.map_or(Ok(()), |thread| {
+                thread.join().unwrap_or_else(|_| Err("releasing the network panicked".into()))
+            });
+            (killed, released.map_err(|error| step("end the network", error)))
+        });
+        killed.and(released)?;
         lock(&self.watches).remove(id);
         self.runsc.forget(id).map_err(|error| step("remove the state of runsc", error))?;
         teardown::remove_group(&leaf)?;
-        if let Some(airlocks) = &self.airlocks {
-            airlocks.release(id).map_err(|error| step("end the network", error))?;
-        }
         teardown::wait_detached(&paths.disk())?;
         // Last, because it is what a list finds when all else is gone.
         teardown::remove_folder(paths.dir())
@@ -359,8 +373,9 @@ impl Engine for GvisorEngine {
     fn start(&self, id: &SandboxId) -> Result<(), EngineError> {
         let lock_of = self.lock_of(id);
         let _held = lock(&lock_of);
-        self.expect(id, Presence::Created, "start")?;
-        self.runsc.verb(id, "start", &[], VERB_TIMEOUT)
+        let record = self.expect(id, Presence::Created, "start")?;
+        self.runsc.verb(id, "start", &[], VERB_TIMEOUT)?;
+        self.tighten(id, &record)
     }
 
     fn pause(&self, id: &SandboxId) -> Result<(), EngineError> {

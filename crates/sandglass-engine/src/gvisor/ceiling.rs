@@ -3,20 +3,33 @@
 use sandglass_linux::cgroup::Ceiling;
 use sandglass_types::Limits;
 
-/// Length of the period in which the CPU quota is handed out, in microseconds. With the kernel's default of
+/// Length of the period in which the CPU quota is handed out to a guest, in microseconds. With the kernel's default of
 /// 100 ms, a guest that used up its quota answers nothing for up to that long.
-const CPU_PERIOD_MICROS: u64 = 10_000;
+const RUN_PERIOD_MICROS: u64 = 10_000;
+
+/// Length of the period while a sandbox is made, the longest there is. The share is the same, but all that `runsc`
+/// needs fits into one period, so it is not held up although it runs on more cores at a time than the guest may.
+const MAKE_PERIOD_MICROS: u64 = 1_000_000;
 
 /// What the memory limit has on top of what the guest was promised, for the engine's own processes: about 20 MiB
 /// of sentry and 7 MiB of gofer right after the start, measured as proportional set size, and the sentry's own
 /// structures for some hundred guest processes and open files.
 const ENGINE_MEMORY_MIB: u64 = 64;
 
-/// The limits of a sandbox's control group.
-pub(super) fn ceiling(limits: Limits) -> Ceiling {
+/// The limits of a sandbox's control group before its guest runs.
+pub(super) fn while_made(limits: Limits) -> Ceiling {
+    ceiling(limits, MAKE_PERIOD_MICROS)
+}
+
+/// The limits of a sandbox's control group from then on.
+pub(super) fn while_running(limits: Limits) -> Ceiling {
+    ceiling(limits, RUN_PERIOD_MICROS)
+}
+
+fn ceiling(limits: Limits, cpu_period_micros: u64) -> Ceiling {
     Ceiling {
-        cpu_quota_micros: CPU_PERIOD_MICROS * u64::from(limits.cpus()),
-        cpu_period_micros: CPU_PERIOD_MICROS,
+        cpu_quota_micros: cpu_period_micros * u64::from(limits.cpus()),
+        cpu_period_micros,
         memory_bytes: (u64::from(limits.memory_mib()) + ENGINE_MEMORY_MIB) << 20,
         processes: host_processes(limits.processes()),
     }
@@ -34,9 +47,11 @@ mod tests {
 
     #[test]
     fn the_engine_s_own_needs_come_on_top() {
-        let ceiling = ceiling(Limits::default());
+        let ceiling = while_running(Limits::default());
         assert_eq!((ceiling.cpu_quota_micros, ceiling.cpu_period_micros), (20_000, 10_000));
         assert_eq!(ceiling.memory_bytes, (1024 + ENGINE_MEMORY_MIB) * 1024 * 1024);
         assert_eq!(ceiling.processes, 1226);
+        let longer = Ceiling { cpu_quota_micros: 2_000_000, cpu_period_micros: 1_000_000, ..ceiling };
+        assert_eq!(while_made(Limits::default()), longer);
     }
 }

@@ -92,6 +92,20 @@ fn mismatch(meta: &Meta, wanted: &Pinned, limits: Limits) -> Option<&'static str
     }
 }
 
+/// How the names of unfinished images begin; those of images never do.
+const UNFINISHED: &str = ".making-";
+
+/// Removes what a host left that died while it wrote an image.
+pub(super) fn sweep(images: &Path) -> io::Result<()> {
+    for entry in fs_err::read_dir(images)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+            fs_err::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// A folder in which an image is put together, removed unless it was finished.
 #[derive(Debug)]
 pub(super) struct Unfinished {
@@ -101,7 +115,7 @@ pub(super) struct Unfinished {
 
 impl Unfinished {
     pub(super) fn begin(images: &Path) -> io::Result<Self> {
-        let folder = tempfile::Builder::new().prefix(".making-").tempdir_in(images)?;
+        let folder = tempfile::Builder::new().prefix(UNFINISHED).tempdir_in(images)?;
         let image = Image(folder.path().join("image"));
         fs_err::create_dir(&image.0)?;
         fs_err::create_dir(image.checkpoint())?;
@@ -162,6 +176,10 @@ mod tests {
             assert_eq!(unfinished.finish(&target).is_ok(), expected);
         }
         Image::at(target).check(&pinned(), Limits::default()).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        // A host that died did not get to tidy up.
+        std::mem::forget(Unfinished::begin(dir.path()).unwrap());
+        sweep(dir.path()).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -10,7 +10,6 @@ use sandglass_engine::engine::{Engine, Presence, SandboxSpec, SessionEnds};
 use sandglass_engine::gvisor::{Airlocks, GvisorConfig, GvisorEngine, HostPaths};
 use sandglass_engine::network::Assignments;
 use sandglass_linux::cgroup::{self, Cgroups};
-use sandglass_linux::namespace::PinFolder;
 use sandglass_linux::{loopdev, mount};
 use sandglass_types::{Digest, InstanceId, Limits, SandboxId};
 
@@ -57,23 +56,19 @@ impl Fixture {
         fixture
     }
 
+    /// Ends the engine and leaves all else, for another process to go on with.
+    pub(crate) fn close(&mut self) {
+        self.engine = None;
+    }
+
+    pub(crate) const fn instance(&self) -> &InstanceId {
+        &self.instance
+    }
+
     /// What a restarted host does.
     pub(crate) fn reopen(&mut self) {
         self.engine = None;
-        let config = GvisorConfig {
-            paths: HostPaths { data: self.dir.path().join("data"), cache: self.dir.path().join("cache") },
-            instance: self.instance.clone(),
-            runsc: "/usr/bin/runsc".into(),
-            guest: self.dir.path().join("agent"),
-            guest_args: Vec::new(),
-            airlocks: self.airlocks(),
-        };
-        self.engine = Some(GvisorEngine::open(config).unwrap());
-    }
-
-    fn airlocks(&self) -> Option<Box<dyn Airlocks>> {
-        let open = || Assignments::open(&self.dir.path().join("data"), &self.instance).unwrap();
-        self.network.then(|| Box::new(open()) as Box<dyn Airlocks>)
+        self.engine = Some(open(self.path(), &self.instance, self.network));
     }
 
     pub(crate) fn engine(&self) -> &GvisorEngine {
@@ -163,15 +158,27 @@ impl Drop for Fixture {
             }
         }
         self.engine = None;
-        if self.network {
-            PinFolder::open(&self.path().join("data/ns")).and_then(PinFolder::close).unwrap();
-        }
         let pins = mount::below(self.path()).unwrap_or_default();
         let groups: Vec<_> = self.cgroups().parent_folders().filter(|folder| folder.exists()).collect();
         if !std::thread::panicking() {
             assert_eq!((pins, groups), (Vec::new(), Vec::new()), "the engine left something");
         }
     }
+}
+
+/// Opens the engine of a fixture's folder.
+pub(crate) fn open(dir: &Path, instance: &InstanceId, network: bool) -> GvisorEngine {
+    let data = dir.join("data");
+    let airlocks = || Box::new(Assignments::open(&data, instance).unwrap()) as Box<dyn Airlocks>;
+    let config = GvisorConfig {
+        paths: HostPaths { data: data.clone(), cache: dir.join("cache") },
+        instance: instance.clone(),
+        runsc: "/usr/bin/runsc".into(),
+        guest: dir.join("agent"),
+        guest_args: Vec::new(),
+        airlocks: network.then(airlocks),
+    };
+    GvisorEngine::open(config).unwrap()
 }
 
 pub(crate) fn limits(cpus: u32, memory_mib: u32, disk_mib: u32, processes: u32) -> Limits {

@@ -12,7 +12,7 @@ fn verbs_take_milliseconds() {
     let mut times: [Vec<Duration>; 4] = std::array::from_fn(|_| Vec::new());
     // The first one formats a disk and warms caches.
     for round in 0..12 {
-        let spec = spec(limits(1, 256, 128, 100));
+        let spec = spec(limits(2, 1024, 4096, 512));
         let mut at = Instant::now();
         let mut lap = |times: &mut Vec<Duration>| {
             if round > 0 {
