@@ -14,7 +14,7 @@ use sandglass_types::error::Chain;
 use sandglass_types::{Clock, Error, ErrorKind, SandboxId, SandboxState, TeamId, Timestamp};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::live::Live;
 use crate::owner::{Begin, Handle};
@@ -25,6 +25,9 @@ use crate::template::Template;
 
 /// How often the store and the machine are compared.
 const RECONCILE_EVERY: Duration = Duration::from_secs(30);
+
+/// How long a server that starts waits for the sandboxes that it takes up.
+const ADOPTION_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long an idempotency key keeps its answer.
 const IDEMPOTENCY_RETENTION: Duration = Duration::from_secs(24 * 3600);
@@ -66,7 +69,16 @@ impl Control {
         let engine = host.describe().await?;
         let node = store.node().await.map_err(stored)?;
         let control = Self(Arc::new(Shared::new(store, host, clock, config, engine, node)));
-        control.reconcile().await?;
+        let adopted = control.reconcile().await?;
+        // A client that was cut off by the last server's end finds its sandbox as soon as this one answers.
+        let all = async {
+            for adopted in adopted {
+                let _failed = adopted.await;
+            }
+        };
+        if timeout(ADOPTION_PATIENCE, all).await.is_err() {
+            tracing::warn!("some sandboxes could not be taken up yet; that goes on");
+        }
         let reconciler = control.clone();
         control.0.tasks.spawn(async move { reconciler.keep_reconciling().await });
         Ok(control)
@@ -268,7 +280,9 @@ impl Control {
         }
     }
 
-    async fn reconcile(&self) -> Result<(), Error> {
+    /// Repairs what differs. Returns what tells when each sandbox that is taken up can be reached, or can't.
+    async fn reconcile(&self) -> Result<Vec<oneshot::Receiver<Result<(), Error>>>, Error> {
+        let mut adopted = Vec::new();
         // In this order: see `reconcile::plan`.
         let on_machine = self.0.host.list().await?;
         let states = [SandboxState::Creating, SandboxState::Running, SandboxState::Ending];
@@ -277,12 +291,16 @@ impl Control {
         for repair in reconcile::plan(&on_machine, rows, &owned) {
             tracing::info!(?repair, "reconciling");
             match repair {
-                Repair::Adopt(row) => self.take_up(*row, Begin::Adopt),
+                Repair::Adopt(row) => {
+                    let (reply, outcome) = oneshot::channel();
+                    self.take_up(*row, Begin::Adopt(reply));
+                    adopted.push(outcome);
+                }
                 Repair::End(row) => self.take_up(*row, Begin::End),
                 Repair::Destroy(id) => self.destroy_orphan(id),
             }
         }
-        Ok(())
+        Ok(adopted)
     }
 
     fn take_up(&self, row: SandboxRow, begin: Begin) {

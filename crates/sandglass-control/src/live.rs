@@ -11,7 +11,7 @@ use std::time::Duration;
 use sandglass_engine::engine::AirlockSocket;
 use sandglass_engine::host::Host;
 use sandglass_engine::network::GUEST_ADDRESS;
-use sandglass_proto::session::{Flow, Loopback, OpenError, ResetCode, Session, Target};
+use sandglass_proto::session::{Closed, Flow, Loopback, OpenError, ResetCode, Session, Target};
 use sandglass_types::SandboxId;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
@@ -65,6 +65,11 @@ impl Live {
     #[must_use]
     pub const fn gone(&self) -> &CancellationToken {
         &self.gone
+    }
+
+    /// Waits until the agent can't be heard any more, and says why.
+    pub(crate) async fn cut_off(&self) -> Closed {
+        self.session.closed().await
     }
 
     /// A connection to the guest API, for HTTP/1.1.

@@ -13,7 +13,7 @@ use sandglass_store::{SandboxRow, Transition};
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, SandboxId, SandboxState, Timestamp};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::agent;
@@ -26,6 +26,9 @@ const CLOCK_CHECK: Duration = Duration::from_secs(5);
 
 /// The first wait before a failed removal is tried again, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
+
+/// How long the end of a sandbox's processes may be known after the end of its session.
+const EXIT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What others want of the sandbox.
 #[derive(Debug)]
@@ -48,8 +51,8 @@ pub(crate) enum Request {
 pub(crate) enum Begin {
     /// Make it. The answer is sent when it runs, or can't.
     Create(oneshot::Sender<Result<(), Error>>),
-    /// It runs already: a server before this one made it.
-    Adopt,
+    /// It runs already: a server before this one made it. The answer is sent when it can be reached again, or can't.
+    Adopt(oneshot::Sender<Result<(), Error>>),
     /// Its end is due.
     End,
 }
@@ -88,8 +91,8 @@ impl<'a> Owner<'a> {
 
     async fn live_and_end(&mut self, begin: Begin) {
         match begin {
-            Begin::Create(reply) => self.live(create(&self.shared, &self.row, &self.gone), Some(reply)).await,
-            Begin::Adopt => self.live(adopt(&self.shared, &self.row, &self.gone), None).await,
+            Begin::Create(reply) => self.live(create(&self.shared, &self.row, &self.gone), reply).await,
+            Begin::Adopt(reply) => self.live(adopt(&self.shared, &self.row, &self.gone), reply).await,
             Begin::End => {}
         }
         // Also the way of a half-made one that a crashed server left behind.
@@ -103,27 +106,39 @@ impl<'a> Owner<'a> {
     async fn live(
         &mut self,
         bring_up: impl Future<Output = Result<Arc<Live>, Error>> + Send + 'static,
-        mut creator: Option<oneshot::Sender<Result<(), Error>>>,
+        asker: oneshot::Sender<Result<(), Error>>,
     ) {
+        let mut asker = Some(asker);
         let mut coming_up = Some(Box::pin(bring_up));
-        let mut exited = None;
+        let (mut exited, mut cut_off) = (None, None);
         loop {
             let due = self.row.end_at.since(self.shared.clock.now());
             let (event, why) = tokio::select! {
                 outcome = output_of(&mut coming_up) => {
                     coming_up = None;
-                    let outcome = self.arrived(outcome).await;
-                    let failure = outcome.as_ref().err().map(|error| Chain(error).to_string());
-                    if let Some(creator) = creator.take() {
-                        let _gone = creator.send(outcome);
-                    }
-                    match failure {
-                        None => {
+                    let (outcome, why) = match self.arrived(outcome).await {
+                        Ok(live) => {
                             let (host, id) = (self.shared.host.clone(), self.row.id.clone());
                             exited = Some(Box::pin(async move { host.wait(&id).await }));
-                            continue;
+                            cut_off = Some(Box::pin(async move { live.cut_off().await }));
+                            (Ok(()), None)
                         }
-                        Some(why) => (Event::Failed, why),
+                        Err(error) => {
+                            let why = Chain(&error).to_string();
+                            (Err(error), Some(why))
+                        }
+                    };
+                    if let Some(asker) = asker.take() {
+                        let _gone = asker.send(outcome);
+                    }
+                    let Some(why) = why else { continue };
+                    (Event::Failed, why)
+                }
+                closed = output_of(&mut cut_off) => {
+                    // What ends the agent mostly ends the sandbox, and that says more.
+                    match timeout(EXIT_PATIENCE, output_of(&mut exited)).await {
+                        Ok(Ok(exit)) => (Event::Exited(exit), format!("its processes are gone: {exit:?}")),
+                        _ => (Event::Failed, format!("its agent can't be heard any more: {closed}")),
                     }
                 }
                 exit = output_of(&mut exited) => {
@@ -158,9 +173,9 @@ impl<'a> Owner<'a> {
             break;
         }
         self.make_unreachable();
-        if let Some(creator) = creator {
-            let ended = Error::new(ErrorKind::Conflict, "the sandbox was ended while it was being created");
-            let _gone = creator.send(Err(ended));
+        if let Some(asker) = asker {
+            let ended = Error::new(ErrorKind::Conflict, "the sandbox was ended before it was ready");
+            let _gone = asker.send(Err(ended));
         }
         // A verb that is under way in the host must not come after the one that removes.
         if let Some(coming_up) = coming_up {
@@ -168,13 +183,13 @@ impl<'a> Owner<'a> {
         }
     }
 
-    async fn arrived(&mut self, outcome: Result<Arc<Live>, Error>) -> Result<(), Error> {
+    async fn arrived(&mut self, outcome: Result<Arc<Live>, Error>) -> Result<Arc<Live>, Error> {
         let live = outcome?;
         if !self.settle(Event::Ready, "the agent is ready").await {
             return Err(Error::new(ErrorKind::Internal, "the sandbox could not be stored as running"));
         }
-        self.shared.live.insert(live);
-        Ok(())
+        self.shared.live.insert(Arc::clone(&live));
+        Ok(live)
     }
 
     /// Stores what the event leads to. `true` once it is stored, or if there is nothing to store.
@@ -303,8 +318,14 @@ async fn bring_up(shared: &Shared, row: &SandboxRow, gone: &CancellationToken) -
         }
         Ok(Arc::new(Live::new(row.id.clone(), session, shared.host.clone(), gone.clone())))
     };
-    let ended = || Err(Error::new(ErrorKind::Conflict, "the sandbox was ended"));
-    gone.run_until_cancelled(ready).await.unwrap_or_else(ended)
+    tokio::select! {
+        outcome = ready => outcome,
+        exit = shared.host.wait(&row.id) => {
+            let exit = exit?;
+            Err(Error::internal("the sandbox ended as soon as it was started", format!("its processes are gone: {exit:?}")))
+        }
+        () = gone.cancelled() => Err(Error::new(ErrorKind::Conflict, "the sandbox was ended")),
+    }
 }
 
 /// The way to an owner task.
