@@ -47,8 +47,8 @@ pub(crate) struct Spawn<'a> {
     pub identity: &'a Identity,
     /// Its standard input, output and error.
     pub stdio: [BorrowedFd<'a>; 3],
-    /// Whether standard input becomes its controlling terminal.
-    pub terminal: bool,
+    /// What becomes its controlling terminal.
+    pub terminal: Option<BorrowedFd<'a>>,
     /// The `cgroup.procs` file of the group to join.
     pub join: Option<BorrowedFd<'a>>,
     /// Limit on the processes of its user, unless that is root.
@@ -175,6 +175,7 @@ pub(crate) fn spawn(request: &Spawn<'_>, pid: &AtomicI32) -> Result<(), SpawnErr
         above_stdio(request.stdio[2]).map_err(fail)?,
     ];
     let join = request.join.map(above_stdio).transpose().map_err(fail)?;
+    let terminal = request.terminal.map(above_stdio).transpose().map_err(fail)?;
     let args = pointers(&request.args);
     let env = pointers(&request.env);
     let stack = Stack::new().map_err(fail)?;
@@ -190,7 +191,7 @@ pub(crate) fn spawn(request: &Spawn<'_>, pid: &AtomicI32) -> Result<(), SpawnErr
         group_count: request.identity.groups.len(),
         stdio: raw,
         join: join.as_ref().map_or(-1, |fd| fd.as_fd().as_raw_fd()),
-        terminal: request.terminal,
+        terminal: terminal.as_ref().map_or(-1, |fd| fd.as_fd().as_raw_fd()),
         max_processes: u64::from(request.max_processes),
         failed_step: 0,
         failed_errno: 0,

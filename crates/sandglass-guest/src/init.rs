@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use crate::agent::Agent;
 use crate::job::Jobs;
 use crate::process::Origin;
-use crate::{http, log, session};
+use crate::{http, log, session, sudo};
 
 /// The port of the guest API, for programs inside.
 const API_PORT: u16 = 49983;
@@ -103,6 +103,7 @@ fn run() -> io::Result<()> {
         let router = http::router(&agent);
         let api = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, API_PORT))).await?;
         agent.tasks.spawn(serve_local(Arc::clone(&agent), api, router.clone()));
+        agent.tasks.spawn(sudo::serve(Arc::clone(&agent), sudo::Listener::bind()?));
         let (session, _threads) = AgentSession::start(input, output)?;
         session::run(Arc::clone(&agent), session, router).await;
         Ok(())

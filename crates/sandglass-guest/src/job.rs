@@ -4,7 +4,7 @@
 //! will do, for neither limits nor accounting are wanted: gVisor has one without controllers named `job`.
 
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,7 +34,6 @@ pub(crate) struct Jobs {
 pub(crate) struct Job {
     base: Arc<OwnedFd>,
     name: String,
-    procs: OwnedFd,
 }
 
 impl Jobs {
@@ -67,15 +66,15 @@ impl Jobs {
                 Err(Errno::EXIST) => continue,
                 other => other?,
             }
-            let flags = OFlags::RDWR | OFlags::CLOEXEC;
-            return match rustix::fs::openat(base, format!("{name}/cgroup.procs"), flags, Mode::empty()) {
-                Ok(procs) => Ok(Some(Arc::new(Job { base: Arc::clone(base), name, procs }))),
-                Err(error) => {
-                    let _ = rustix::fs::unlinkat(base, &name, AtFlags::REMOVEDIR);
-                    Err(error.into())
-                }
-            };
+            return Ok(Some(Arc::new(Job { base: Arc::clone(base), name })));
         }
+    }
+
+    /// A descriptor through which a process joins the group of another; `None` if that is in none.
+    pub(crate) fn join_of(&self, pid: i32) -> Option<OwnedFd> {
+        let base = self.base.as_ref()?;
+        let memberships = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        open_procs(base, job_name(&memberships)?).ok()
     }
 
     /// Takes over a group whose command has ended: it is removed once nothing is left in it.
@@ -90,22 +89,25 @@ impl Jobs {
 }
 
 impl Job {
-    /// The file through which a process joins.
-    pub(crate) fn procs(&self) -> BorrowedFd<'_> {
-        self.procs.as_fd()
-    }
-
-    /// Whether a process is in the group.
-    pub(crate) fn contains(&self, pid: Pid) -> bool {
-        self.pids().is_ok_and(|pids| pids.contains(&pid))
+    /// A descriptor through which a process joins.
+    ///
+    /// # Errors
+    /// It can't be opened.
+    pub(crate) fn open(&self) -> io::Result<OwnedFd> {
+        Ok(open_procs(&self.base, &self.name)?)
     }
 
     fn pids(&self) -> io::Result<Vec<Pid>> {
+        let procs = match open_procs(&self.base, &self.name) {
+            // It was removed, so it was empty.
+            Err(Errno::NOENT) => return Ok(Vec::new()),
+            other => other?,
+        };
         let mut text = vec![0; 4096];
         let mut filled = 0;
         loop {
             let offset = u64::try_from(filled).unwrap_or(u64::MAX);
-            match rustix::io::pread(&self.procs, &mut text[filled..], offset) {
+            match rustix::io::pread(&procs, &mut text[filled..], offset) {
                 // It was removed meanwhile, so it was empty.
                 Ok(0) | Err(Errno::NODEV) => break,
                 Ok(n) => filled += n,
@@ -150,6 +152,29 @@ impl Job {
     }
 }
 
+fn open_procs(base: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    rustix::fs::openat(base, format!("{name}/cgroup.procs"), flags, Mode::empty())
+}
+
+/// The group's name in a `/proc/PID/cgroup` file. The agent's are the only ones of that form below a root.
+fn job_name(memberships: &str) -> Option<&str> {
+    memberships.lines().find_map(|line| {
+        let (controllers, name) = line
+            .splitn(3, ':')
+            .skip(1)
+            .collect::<Vec<_>>()
+            .try_into()
+            .map(|[c, p]: [&str; 2]| (c, p))
+            .ok()?;
+        let is_ours = matches!(controllers, "job" | "" | "name=sandglass");
+        let name = name.strip_prefix('/')?;
+        let is_name =
+            name.strip_prefix('c').is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
+        (is_ours && is_name).then_some(name)
+    })
+}
+
 /// Process ids of a `cgroup.procs` file. Never the agent itself or "every process".
 fn parse_procs(text: &[u8]) -> Vec<Pid> {
     let own = rustix::process::getpid();
@@ -174,6 +199,15 @@ mod tests {
         let pids: Vec<_> =
             parse_procs(text.as_bytes()).iter().map(|pid| pid.as_raw_nonzero().get()).collect();
         assert_eq!(pids, [7]);
+    }
+
+    #[test]
+    fn only_own_names_are_groups() {
+        assert_eq!(job_name("7:pids:/\n5:job:/c27\n"), Some("c27"));
+        assert_eq!(job_name("0::/c3\n"), Some("c3"));
+        for other in ["5:job:/\n", "5:job:/c\n", "5:job:/../c1\n", "5:job:/c1/x\n", "5:pids:/c1\n", "x", ""] {
+            assert_eq!(job_name(other), None, "{other:?}");
+        }
     }
 
     proptest! {

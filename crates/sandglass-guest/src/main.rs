@@ -17,16 +17,21 @@ mod job;
 mod log;
 mod path;
 mod process;
+mod processes;
 mod reaper;
 mod session;
 mod settings;
+mod sudo;
 mod users;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let mut args = std::env::args();
-    let _name = args.next();
+    let name = args.next().unwrap_or_default();
+    if name.rsplit('/').next() == Some("sudo") {
+        return sudo::main(args);
+    }
     if std::process::id() == 1 {
         return init::main();
     }

@@ -28,8 +28,9 @@ use crate::http::context::{self, StartLimit};
 
 pub(crate) use live::Process;
 pub(crate) use output::Origin;
-pub(crate) use prepare::absolute;
+pub(crate) use prepare::{DEFAULT_PATH, absolute, c_string, env_strings, look_up};
 pub(crate) use registry::Registry;
+pub(crate) use stdio::{Size, raw_terminal, winsize};
 
 /// How often an idle stream says that it lives, unless the client asks otherwise.
 const KEEPALIVE: Duration = Duration::from_secs(90);
@@ -136,7 +137,7 @@ impl wire::Process for ProcessService {
         let request = request.to_owned_message();
         let process = self.running(&request.process.into_option().unwrap_or_default())?;
         if let Some(size) = request.pty.into_option().and_then(|pty| pty.size.into_option()) {
-            process.resize(live::terminal_size(size.cols, size.rows))?;
+            process.resize(&self.0, live::terminal_size(size.cols, size.rows)).await?;
         }
         Response::ok(UpdateResponse::default())
     }

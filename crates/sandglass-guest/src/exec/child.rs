@@ -43,7 +43,7 @@ pub(super) struct Plan {
     pub(super) group_count: usize,
     pub(super) stdio: [RawFd; 3],
     pub(super) join: RawFd,
-    pub(super) terminal: bool,
+    pub(super) terminal: RawFd,
     pub(super) max_processes: u64,
     pub(super) failed_step: i32,
     pub(super) failed_errno: i32,
@@ -134,13 +134,13 @@ unsafe fn attempt(plan: &Plan) -> (Step, i32) {
                 return (Step::Stdio, errno());
             }
         }
+        if plan.terminal >= 0 && libc::syscall(libc::SYS_ioctl, plan.terminal, libc::TIOCSCTTY, 0) < 0 {
+            return (Step::Terminal, errno());
+        }
         // Descriptors are close-on-exec anyway; this closes those that someone forgot. gVisor takes the numbers as
         // signed.
         if libc::syscall(libc::SYS_close_range, 3, i32::MAX, 0) < 0 {
             return (Step::Stdio, errno());
-        }
-        if plan.terminal && libc::syscall(libc::SYS_ioctl, 0, libc::TIOCSCTTY, 0) < 0 {
-            return (Step::Terminal, errno());
         }
         if let Err(errno) = limits(plan) {
             return (Step::Limits, errno);

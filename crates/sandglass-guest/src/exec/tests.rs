@@ -28,7 +28,7 @@ fn run(args: &[&str], identity: &Identity, cwd: &str) -> Result<(String, Option<
         cwd: c(cwd),
         identity,
         stdio: [null.as_fd(), write.as_fd(), write.as_fd()],
-        terminal: false,
+        terminal: None,
         join: None,
         max_processes: 100,
     };

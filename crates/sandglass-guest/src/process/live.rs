@@ -23,6 +23,7 @@ use super::stdio::{self, Size, Terminal};
 use crate::agent::Agent;
 use crate::exec::{Spawn, SpawnError, Step};
 use crate::job::Job;
+use crate::processes::signal_session;
 use crate::reaper::Child;
 use crate::settings::Settings;
 use crate::users::User;
@@ -131,6 +132,7 @@ pub(crate) async fn start(
     let spawned = agent.blocking.run(move || -> Result<_, ConnectError> {
         let Prepared { program, args, env, cwd } = prepare(&config, &user, &settings)?;
         let job = spawner.jobs.create().map_err(failed)?;
+        let procs = job.as_ref().map(|job| job.open()).transpose().map_err(failed)?;
         let child = spawner.reaper.spawn(&Spawn {
             program,
             args,
@@ -138,8 +140,8 @@ pub(crate) async fn start(
             cwd,
             identity: &user.identity,
             stdio: [theirs[0].as_fd(), theirs[1].as_fd(), theirs[2].as_fd()],
-            terminal,
-            join: job.as_deref().map(Job::procs),
+            terminal: terminal.then(|| theirs[0].as_fd()),
+            join: procs.as_ref().map(|procs| procs.as_fd()),
             max_processes: settings.max_processes(),
         });
         match child {
@@ -284,15 +286,13 @@ impl Process {
         &self.output
     }
 
-    /// The group that it and all its descendants are in.
-    pub(crate) const fn job(&self) -> Option<&Arc<Job>> {
-        self.job.as_ref()
-    }
-
     /// Ends it and all that it started, and waits until that is done.
     pub(crate) async fn kill(&self, agent: &Arc<Agent>) {
         agent.reaper.signal(&self.child, Signal::KILL, true);
-        let Some(job) = self.job.clone() else { return };
+        let Some(job) = self.job.clone() else {
+            let session = self.child.pid();
+            return agent.blocking.run(move || signal_session(session, Signal::KILL)).await;
+        };
         if let Err(error) = agent.blocking.run(move || job.kill()).await {
             crate::log::line(&format!("ending a group of processes failed: {error}"));
         }
@@ -303,17 +303,20 @@ impl Process {
         agent.reaper.signal(&self.child, Signal::TERM, false);
     }
 
-    /// Changes the size of its terminal.
+    /// Changes the size of its terminal, and tells the programs on it.
     ///
     /// # Errors
     /// It has none.
-    pub(crate) fn resize(&self, size: Size) -> Result<(), ConnectError> {
-        match &self.input {
-            Input::Terminal(terminal, _) => terminal
-                .resize(size)
-                .map_err(|error| ConnectError::internal(format!("resizing the terminal failed: {error}"))),
-            _ => Err(ConnectError::failed_precondition("tty not assigned to process")),
-        }
+    pub(crate) async fn resize(&self, agent: &Agent, size: Size) -> Result<(), ConnectError> {
+        let Input::Terminal(terminal, _) = &self.input else {
+            return Err(ConnectError::failed_precondition("tty not assigned to process"));
+        };
+        terminal
+            .resize(size)
+            .map_err(|error| ConnectError::internal(format!("resizing the terminal failed: {error}")))?;
+        let session = self.child.pid();
+        agent.blocking.run(move || signal_session(session, Signal::WINCH)).await;
+        Ok(())
     }
 
     /// Writes to its standard input, as fast as it reads.

@@ -90,7 +90,11 @@ pub(crate) fn look_up(name: &str, path: &str) -> Option<String> {
         .find(|candidate| is_executable(Path::new(candidate)))
 }
 
-fn c_string(text: impl Into<Vec<u8>>) -> Result<CString, ConnectError> {
+/// A string for the kernel.
+///
+/// # Errors
+/// It contains a NUL byte.
+pub(crate) fn c_string(text: impl Into<Vec<u8>>) -> Result<CString, ConnectError> {
     CString::new(text).map_err(|_| ConnectError::invalid_argument("a string contains a NUL byte"))
 }
 

@@ -74,7 +74,7 @@ impl Terminal {
         Ok((Self(Arc::new(master)), slave))
     }
 
-    /// Changes its size, which signals the program in its foreground.
+    /// Changes its size. The kernel may or may not tell the program in its foreground.
     ///
     /// # Errors
     /// The kernel refused.
@@ -141,7 +141,7 @@ pub(crate) fn raw_terminal(size: Size, owner: u32) -> io::Result<(OwnedFd, Owned
     Ok((master, slave))
 }
 
-const fn winsize(size: Size) -> Winsize {
+pub(crate) const fn winsize(size: Size) -> Winsize {
     Winsize { ws_col: size.cols, ws_row: size.rows, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
