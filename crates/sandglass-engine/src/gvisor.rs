@@ -86,7 +86,7 @@ pub struct GvisorConfig {
     /// Its arguments, without its name.
     pub guest_args: Vec<String>,
     /// The network; without it, a sandbox has a loopback interface and nothing else.
-    pub airlocks: Option<Box<dyn Airlocks>>,
+    pub airlocks: Option<Arc<dyn Airlocks>>,
 }
 
 /// The gVisor engine.
@@ -96,7 +96,7 @@ pub struct GvisorEngine {
     runsc: Runsc,
     layer: Layer,
     args: Vec<String>,
-    airlocks: Option<Box<dyn Airlocks>>,
+    airlocks: Option<Arc<dyn Airlocks>>,
     cgroups: Cgroups,
     boot_id: String,
     /// One lock a sandbox, held for as long as a verb changes it.
@@ -267,7 +267,7 @@ impl GvisorEngine {
             cgroups_path: &leaf.oci_path(),
             limits: spec.limits,
         });
-        make::write_files(&paths, &oci)?;
+        make::write_files(&paths, &oci, spec.limits.memory_mib())?;
         // Before `runsc`, which then leaves them as they are, and so that nothing of it ever runs without limits.
         leaf.make()
             .and_then(|()| leaf.limit(&ceiling::while_made(spec.limits)))

@@ -53,18 +53,20 @@ pub(crate) fn run(args: cli::Host) -> anyhow::Result<()> {
     let line = std::io::stdin().as_fd().try_clone_to_owned()?;
     let data = DataDir::open(&args.data_dir)?;
     sandglass_linux::process::adopt_orphans().context("orphans can't be adopted")?;
-    let airlocks = Assignments::open(&data.host(), data.instance()).map_err(chain)?;
+    let airlocks = Arc::new(Assignments::open(&data.host(), data.instance()).map_err(chain)?);
     let engine = GvisorEngine::open(GvisorConfig {
         paths: HostPaths { data: data.host(), cache: args.cache_dir },
         instance: data.instance().clone(),
         runsc: args.runsc,
         guest: args.guest,
         guest_args: vec!["init".into()],
-        airlocks: Some(Box::new(airlocks)),
+        airlocks: Some(Arc::clone(&airlocks) as _),
     })
     .map_err(chain)?;
     let engine: Arc<dyn Engine> = Arc::new(engine);
-    sandglass_engine::host::server::run(line, &engine).context("the line to the other half failed")
+    let served = sandglass_engine::host::server::run(line, &engine);
+    airlocks.close();
+    served.context("the line to the other half failed")
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]

@@ -2,9 +2,9 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use sandglass_linux::fdpass;
 
@@ -23,24 +23,38 @@ const STACK: usize = 512 * 1024;
 /// Stack of a thread that waits for a sandbox to end, in bytes.
 const WAIT_STACK: usize = 64 * 1024;
 
-/// Serves `line` until its other end is closed. Verbs that are under way then are not waited for: they are
-/// repeatable, and the next host finds what they left.
+/// How long verbs that are under way may take to finish once the line is closed.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// Serves `line` until its other end is closed, and then until the verbs that are under way are done, for a while: what
+/// they leave half done, the next host finds and finishes.
 ///
 /// # Errors
 /// The socket failed.
 pub fn run(line: OwnedFd, engine: &Arc<dyn Engine>) -> std::io::Result<()> {
     let line = Arc::new(line);
-    let under_way = Arc::new(AtomicUsize::new(0));
-    let waiting = Arc::new(AtomicUsize::new(0));
+    let under_way = Arc::new(Places::new(MAX_UNDER_WAY));
+    let waiting = Arc::new(Places::new(MAX_WAITING));
+    let served = take_verbs(&line, engine, &under_way, &waiting);
+    under_way.wait_until_free(DRAIN);
+    served
+}
+
+fn take_verbs(
+    line: &Arc<OwnedFd>,
+    engine: &Arc<dyn Engine>,
+    under_way: &Arc<Places>,
+    waiting: &Arc<Places>,
+) -> std::io::Result<()> {
     loop {
-        let packet = match fdpass::recv(&*line) {
+        let packet = match fdpass::recv(&**line) {
             // Descriptors are closed unseen: no verb carries any.
             Ok(Some(received)) => received.message,
             Ok(None) => return Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
                 tracing::warn!(%error, "refused a packet");
                 let reason = Answer::refusal(RefusalKind::NotAVerb, error.to_string());
-                send(&line, &Reply { seq: 0, answer: reason }, &[])?;
+                send(line, &Reply { seq: 0, answer: reason }, &[])?;
                 continue;
             }
             Err(error) => return Err(error),
@@ -50,25 +64,22 @@ pub fn run(line: OwnedFd, engine: &Arc<dyn Engine>) -> std::io::Result<()> {
             Err(error) => {
                 tracing::warn!(%error, "refused what is not a verb");
                 let answer = Answer::refusal(RefusalKind::NotAVerb, format!("not a verb: {error}"));
-                send(&line, &Reply { seq: 0, answer }, &[])?;
+                send(line, &Reply { seq: 0, answer }, &[])?;
                 continue;
             }
         };
-        let (slots, max, stack) = if matches!(call.verb, Verb::Wait(_)) {
-            (&waiting, MAX_WAITING, WAIT_STACK)
-        } else {
-            (&under_way, MAX_UNDER_WAY, STACK)
-        };
-        let Some(slot) = Slot::take(slots, max) else {
-            let answer = Answer::refusal(RefusalKind::Busy, format!("{max} verbs are under way"));
-            send(&line, &Reply { seq: call.seq, answer }, &[])?;
+        let (places, stack) =
+            if matches!(call.verb, Verb::Wait(_)) { (waiting, WAIT_STACK) } else { (under_way, STACK) };
+        let Some(place) = places.take() else {
+            let answer = Answer::refusal(RefusalKind::Busy, format!("{} verbs are under way", places.max));
+            send(line, &Reply { seq: call.seq, answer }, &[])?;
             continue;
         };
         let seq = call.seq;
         let job = {
-            let (line, engine) = (Arc::clone(&line), Arc::clone(engine));
+            let (line, engine) = (Arc::clone(line), Arc::clone(engine));
             move || {
-                let _slot = slot;
+                let _place = place;
                 // A panic must not leave the asker waiting for ever.
                 let performed = catch_unwind(AssertUnwindSafe(|| perform(&*engine, call.verb)));
                 let (answer, descriptors) = performed.unwrap_or_else(|_| {
@@ -81,7 +92,7 @@ pub fn run(line: OwnedFd, engine: &Arc<dyn Engine>) -> std::io::Result<()> {
         };
         if let Err(error) = thread::Builder::new().stack_size(stack).spawn(job) {
             let answer = Answer::refusal(RefusalKind::NoRoom, format!("no thread for the verb: {error}"));
-            send(&line, &Reply { seq, answer }, &[])?;
+            send(line, &Reply { seq, answer }, &[])?;
         }
     }
 }
@@ -120,20 +131,39 @@ fn send(line: &OwnedFd, reply: &Reply, descriptors: &[OwnedFd]) -> std::io::Resu
     fdpass::send(line, &packet, &borrowed)
 }
 
-/// One verb under way; gives its place back when dropped, also when the verb panics.
-struct Slot(Arc<AtomicUsize>);
+/// A bounded number of verbs under way.
+struct Places {
+    max: usize,
+    taken: Mutex<usize>,
+    freed: Condvar,
+}
 
-impl Slot {
-    fn take(count: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
-        count
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n < max).then_some(n + 1))
-            .ok()
-            .map(|_| Self(Arc::clone(count)))
+impl Places {
+    const fn new(max: usize) -> Self {
+        Self { max, taken: Mutex::new(0), freed: Condvar::new() }
+    }
+
+    fn take(self: &Arc<Self>) -> Option<Place> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if *taken == self.max {
+            return None;
+        }
+        *taken += 1;
+        Some(Place(Arc::clone(self)))
+    }
+
+    fn wait_until_free(&self, patience: Duration) {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let _outcome = self.freed.wait_timeout_while(taken, patience, |taken| *taken > 0);
     }
 }
 
-impl Drop for Slot {
+/// One verb under way; gives its place back when dropped, also when the verb panics.
+struct Place(Arc<Places>);
+
+impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.freed.notify_all();
     }
 }

@@ -48,6 +48,19 @@ impl Assignments {
         Ok(Self { folder, pins, pool })
     }
 
+    /// Ends the pool and removes its unused slots, and the mount under the pins if no sandbox needs it. Sandboxes keep
+    /// their slots. Nothing can be assigned afterwards.
+    pub fn close(&self) {
+        self.pool.shutdown();
+        match self.pins.close() {
+            // Busy: a sandbox needs it. Invalid: it is unmounted already.
+            Err(error) if !matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::InvalidInput) => {
+                tracing::warn!(%error, "the folder of pinned namespaces could not be unmounted");
+            }
+            _ => {}
+        }
+    }
+
     fn slot(&self, id: &SandboxId) -> Result<Option<Slot>, NetworkError> {
         let name = read(&self.folder.join(id.as_str()))?;
         Ok(name.map(|name| Slot::named(&self.pins, name)))
@@ -69,15 +82,8 @@ impl Assignments {
 }
 
 impl Drop for Assignments {
-    /// Leaves no mount behind when no sandbox needs it.
     fn drop(&mut self) {
-        self.pool.shutdown();
-        match self.pins.close() {
-            Err(error) if error.kind() != ErrorKind::ResourceBusy => {
-                tracing::warn!(%error, "the folder of pinned namespaces could not be unmounted");
-            }
-            _ => {}
-        }
+        self.close();
     }
 }
 

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -169,7 +170,7 @@ impl Drop for Fixture {
 /// Opens the engine of a fixture's folder.
 pub(crate) fn open(dir: &Path, instance: &InstanceId, network: bool) -> GvisorEngine {
     let data = dir.join("data");
-    let airlocks = || Box::new(Assignments::open(&data, instance).unwrap()) as Box<dyn Airlocks>;
+    let airlocks = || Arc::new(Assignments::open(&data, instance).unwrap()) as Arc<dyn Airlocks>;
     let config = GvisorConfig {
         paths: HostPaths { data: data.clone(), cache: dir.join("cache") },
         instance: instance.clone(),

@@ -90,10 +90,13 @@ impl Engine for ListEngine {
 
 fn start() -> (OwnedFd, std::thread::JoinHandle<std::io::Result<()>>) {
     let (serve, host) = fdpass::pair().unwrap();
-    (serve, std::thread::spawn(move || {
-        let engine: Arc<dyn Engine> = Arc::new(ListEngine::default());
-        server::run(host, &engine)
-    }))
+    (
+        serve,
+        std::thread::spawn(move || {
+            let engine: Arc<dyn Engine> = Arc::new(ListEngine::default());
+            server::run(host, &engine)
+        }),
+    )
 }
 
 fn spec(id: &SandboxId) -> SandboxSpec {
