@@ -30,7 +30,7 @@ pub(crate) fn run(args: cli::Run) -> anyhow::Result<ExitCode> {
         let killed = api.kill(&sandbox.id).await;
         let outcome = outcome?;
         killed.context("the command ended, but its sandbox could not be ended; its timeout will")?;
-        finish(outcome, args.remote.json)
+        finish(&outcome, args.remote.json)
     }))
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn sandbox(verb: cli::Sandbox) -> anyhow::Result<ExitCode> {
             let api = Api::new(&remote)?;
             let sandbox = api.connect(&id).await?;
             let command = Command { words: command, user, cwd };
-            finish(exec::run(&api, &sandbox, command, remote.json).await?, remote.json)
+            finish(&exec::run(&api, &sandbox, command, remote.json).await?, remote.json)
         })),
     }
 }
@@ -60,7 +60,7 @@ fn own_failure(outcome: anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn finish(outcome: Outcome, json: bool) -> anyhow::Result<ExitCode> {
+fn finish(outcome: &Outcome, json: bool) -> anyhow::Result<ExitCode> {
     if json {
         print_json(&outcome.to_json())?;
     } else if let Some(error) = outcome.error() {

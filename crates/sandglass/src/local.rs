@@ -15,11 +15,11 @@ use crate::data_dir::{DataDir, STORE};
 use crate::ledger::{self, owners};
 
 /// `sandglass team …`.
-pub(crate) fn team(verb: cli::Team) -> anyhow::Result<ExitCode> {
+pub(crate) fn team(verb: &cli::Team) -> anyhow::Result<ExitCode> {
     let (cli::Team::Create { local, .. } | cli::Team::List { local } | cli::Team::Revoke { local, .. }) =
         &verb;
     let (format, now) = (format(local.json), SystemClock.now());
-    with_store(&local.data_dir, async |store, out| match &verb {
+    with_store(&local.data_dir, async |store, out| match verb {
         cli::Team::Create { name, .. } => admin::team_create(store, name, now, format, out).await,
         cli::Team::List { .. } => admin::team_list(store, format, out).await,
         cli::Team::Revoke { team, .. } => admin::team_revoke(store, team, now, format, out).await,
@@ -27,11 +27,11 @@ pub(crate) fn team(verb: cli::Team) -> anyhow::Result<ExitCode> {
 }
 
 /// `sandglass key …`.
-pub(crate) fn key(verb: cli::Key) -> anyhow::Result<ExitCode> {
+pub(crate) fn key(verb: &cli::Key) -> anyhow::Result<ExitCode> {
     let (cli::Key::Create { local, .. } | cli::Key::List { local, .. } | cli::Key::Revoke { local, .. }) =
         &verb;
     let (format, now) = (format(local.json), SystemClock.now());
-    with_store(&local.data_dir, async |store, out| match &verb {
+    with_store(&local.data_dir, async |store, out| match verb {
         cli::Key::Create { team, name, .. } => admin::key_create(store, team, name, now, format, out).await,
         cli::Key::List { team, .. } => admin::key_list(store, team.as_deref(), format, out).await,
         cli::Key::Revoke { key, .. } => admin::key_revoke(store, key, now, format, out).await,
@@ -39,7 +39,7 @@ pub(crate) fn key(verb: cli::Key) -> anyhow::Result<ExitCode> {
 }
 
 /// `sandglass ledger`. Exits with 1 if something is left over or missing, and with 2 if that could not be found out.
-pub(crate) fn ledger(args: cli::Ledger) -> anyhow::Result<ExitCode> {
+pub(crate) fn ledger(args: &cli::Ledger) -> anyhow::Result<ExitCode> {
     let outcome = (|| {
         require_root()?;
         let data = DataDir::open(&args.data_dir)?;

@@ -33,10 +33,10 @@ fn main() -> ExitCode {
         Command::Host(args) => privileged::run(args).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => client::run(args),
         Command::Sandbox(verb) => client::sandbox(verb),
-        Command::Ledger(args) => local::ledger(args),
+        Command::Ledger(args) => local::ledger(&args),
         Command::Owners(args) => local::owners(&args),
-        Command::Team(verb) => local::team(verb),
-        Command::Key(verb) => local::key(verb),
+        Command::Team(verb) => local::team(&verb),
+        Command::Key(verb) => local::key(&verb),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("sandglass: {error:#}");

@@ -69,7 +69,6 @@ pub(crate) fn run(args: cli::Host) -> anyhow::Result<()> {
     served.context("the line to the other half failed")
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn chain(error: impl std::error::Error + 'static) -> anyhow::Error {
     anyhow::anyhow!("{}", sandglass_types::error::Chain(&error))
 }
