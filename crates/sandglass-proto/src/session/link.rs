@@ -17,7 +17,8 @@ use super::state::Shared;
 /// Enough for the drivers' loops; the buffers are on the heap.
 const STACK_SIZE: usize = 128 * 1024;
 
-/// Reads after which the asynchronous driver lets others go first; each takes one frame at most.
+/// Reads after which the asynchronous driver lets others go first, its own writing half above all: both share the
+/// budget of one task. Each read takes one frame at most.
 const READS_AT_ONCE: usize = 8;
 
 /// The side of a session that belongs to its byte streams. Give it to a driver: [`Self::run`],
@@ -44,17 +45,10 @@ impl Link {
         let shared = Arc::clone(&self.inbound.shared);
         let mut read = pin!(self.inbound.read_all(reader));
         let mut write = pin!(self.outbound.write_all(writer));
-        let mut read_first = false;
-        poll_fn(|cx| {
-            // In turns, because the halves share the task's budget: one that is always ready uses it up.
-            read_first = !read_first;
-            let mut halves: [Pin<&mut (dyn Future<Output = ()> + Send)>; 2] = [read.as_mut(), write.as_mut()];
-            if !read_first {
-                halves.reverse();
-            }
-            // Whatever the reason for one half to end: the other has no purpose without it.
-            let ended = halves.iter_mut().any(|half| half.as_mut().poll(cx).is_ready());
-            if ended { Poll::Ready(()) } else { Poll::Pending }
+        // Whatever the reason for one half to end: the other has no purpose without it.
+        poll_fn(|cx| match read.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => write.as_mut().poll(cx),
         })
         .await;
         shared.with(|state| state.closed()).unwrap_or(Closed::Local)

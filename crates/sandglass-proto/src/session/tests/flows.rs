@@ -296,3 +296,15 @@ async fn a_peer_that_never_stops_talking_does_not_silence_this_side() {
     drop(session);
     assert_eq!(soon(tasks.join_next()).await.unwrap().unwrap(), Closed::Local);
 }
+
+#[tokio::test]
+async fn a_hold_waits_for_the_frame_in_flight() {
+    let (session, mut link) = Session::new(Epoch::from_random(1));
+    assert!(link.outbound.try_next().is_some());
+    let hold = session.hold();
+    let mut hold = std::pin::pin!(hold);
+    assert!(tokio::time::timeout(Duration::from_millis(20), &mut hold).await.is_err());
+    // Asking for more says that the last was written.
+    assert!(link.outbound.try_next().is_none());
+    soon(hold).await.unwrap();
+}

@@ -286,3 +286,33 @@ fn an_agent_cannot_open_flows() {
     assert_eq!(server.stats().flows, FLOWS as usize);
     assert_eq!(server.stats().ignored_frames, 1);
 }
+
+#[test]
+fn flows_take_turns_however_eager_one_is() {
+    let mut server = Server::new();
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut order = Vec::new();
+    // Five of them are within the window.
+    let chunk = [0; 13_000];
+    let write = |flow: &mut Flow, cx: &mut Context<'_>| {
+        assert!(matches!(Pin::new(flow).poll_write(cx, &chunk), Poll::Ready(Ok(13_000))));
+    };
+    for flow in &mut server.flows {
+        write(flow, &mut cx);
+        write(flow, &mut cx);
+    }
+    for _ in 0..3 {
+        let batch = server.link.outbound.try_next().unwrap().to_vec();
+        let mut decoder = frame::Decoder::new(None);
+        let mut rest = &batch[..];
+        while !rest.is_empty() {
+            rest = &rest[decoder.feed(rest)..];
+            while let Some(frame) = decoder.next_frame() {
+                order.push(frame.flow);
+            }
+        }
+        // The first flow always has more to say.
+        write(&mut server.flows[0], &mut cx);
+    }
+    assert_eq!(order, [1, 2, 3, 4, 1, 1]);
+}

@@ -159,6 +159,25 @@ async fn a_server_that_joins_in_mid_frame_ignores_what_a_guest_wrote() {
 }
 
 #[tokio::test]
+async fn data_lost_by_an_attachment_does_not_look_like_an_orderly_end() {
+    let machine = Machine::start();
+    let (first, first_driver) = machine.attach(1).await;
+    let (mut near, mut far) = open(&first, &machine.agent).await;
+    near.write_all(b"all of a file").await.unwrap();
+    near.shutdown().await.unwrap();
+    soon(first.ping()).await.unwrap();
+    first.close();
+    assert_eq!(soon(first_driver).await.unwrap(), Closed::Local);
+    let (second, driver) = machine.attach(2).await;
+    let mut bytes = Vec::new();
+    let error = soon(far.read_to_end(&mut bytes)).await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    second.close();
+    assert_eq!(soon(driver).await.unwrap(), Closed::Local);
+    machine.stop();
+}
+
+#[tokio::test]
 async fn an_answer_to_a_server_that_is_gone_is_not_sent_to_the_next() {
     let machine = Machine::start();
     let (first, first_driver) = machine.attach(1).await;
