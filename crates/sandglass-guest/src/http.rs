@@ -30,7 +30,7 @@ use crate::agent::Agent;
 use crate::filesystem::FilesystemService;
 use crate::process::{Origin, ProcessService};
 use context::StartLimit;
-use reply::error;
+use reply::{error, rpc_error};
 
 /// Upper bound for one message, in bytes: input for a process is the largest.
 const MAX_MESSAGE: usize = 8 << 20;
@@ -102,7 +102,7 @@ async fn admit_rpc(State(agent): State<Arc<Agent>>, mut request: Request, next: 
         }
         // Only handlers that need one complain.
         Ok(None) => {}
-        Err(refusal) => return refusal,
+        Err(refusal) => return rpc_error(&refusal),
     }
     if request.uri().path() == START
         && let Some(limit) = take_timeout(request.headers_mut())

@@ -165,8 +165,7 @@ unsafe fn attempt(plan: &Plan) -> (Step, i32) {
 }
 
 unsafe fn limits(plan: &Plan) -> Result<(), i32> {
-    let mut wanted = [(libc::RLIMIT_CORE, 0), (libc::RLIMIT_NPROC, plan.max_processes)].into_iter();
-    while let Some((resource, limit)) = wanted.next() {
+    for (resource, limit) in [(libc::RLIMIT_CORE, 0), (libc::RLIMIT_NPROC, plan.max_processes)] {
         if resource == libc::RLIMIT_NPROC && plan.uid == 0 {
             continue;
         }

@@ -82,11 +82,7 @@ fn media_type(name: &str, head: &[u8]) -> &'static str {
         // The last character may be cut.
         Err(error) => error.error_len().is_none(),
     };
-    if text && !head.iter().any(|byte| control(byte)) {
-        "text/plain; charset=utf-8"
-    } else {
-        "application/octet-stream"
-    }
+    if text && !head.iter().any(control) { "text/plain; charset=utf-8" } else { "application/octet-stream" }
 }
 
 fn disposition(name: &str) -> HeaderValue {

@@ -12,7 +12,7 @@ use http::{HeaderMap, StatusCode, header};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use super::reply::{error, rpc_error};
+use super::reply::error;
 use crate::agent::Agent;
 use crate::settings::Settings;
 use crate::users::User;
@@ -76,9 +76,9 @@ pub(crate) fn look_up(agent: &Agent, name: &str) -> Result<User, String> {
 /// The user that a call acts as, if it names one or there is a default.
 ///
 /// # Errors
-/// The refusal to answer with.
-pub(crate) fn rpc_user(agent: &Agent, request: &Request) -> Result<Option<User>, Response> {
-    let refuse = |message: String| rpc_error(&ConnectError::unauthenticated(message));
+/// `unauthenticated`.
+pub(crate) fn rpc_user(agent: &Agent, request: &Request) -> Result<Option<User>, ConnectError> {
+    let refuse = |message: String| ConnectError::unauthenticated(message);
     let named = basic_user(request.headers()).map_err(|()| refuse("invalid basic authentication".into()))?;
     let settings = request.extensions().get::<Arc<Settings>>();
     let default = || settings.and_then(|settings| settings.default_user()).map(Into::into);

@@ -7,7 +7,7 @@ use connectrpc::ConnectError;
 use futures_util::{Stream, stream};
 use sandglass_proto::services::process::ProcessEvent;
 use sandglass_proto::services::process::process_event::data_event::Output as Data;
-use sandglass_proto::services::process::process_event::{DataEvent, Event, KeepAlive, StartEvent};
+use sandglass_proto::services::process::process_event::{DataEvent, Event, StartEvent};
 
 use super::exit::end_event;
 use super::live::Process;
@@ -57,7 +57,7 @@ async fn next(mut state: State) -> Option<(Result<ProcessEvent, ConnectError>, S
                         end(&state)
                     }
                 },
-                () = tokio::time::sleep(state.keepalive) => Ok(event(Event::Keepalive(Box::new(KeepAlive::default())))),
+                () = tokio::time::sleep(state.keepalive) => Ok(event(Event::Keepalive(Box::default()))),
             },
         },
     };
