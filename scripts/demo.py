@@ -140,16 +140,19 @@ def main() -> int:
     data_dir = tempfile.mkdtemp(prefix="sandglass-demo-", dir="/var/tmp")
     print("starting the server")
     server = Server(program, data_dir)
+    passed = False
     try:
         server.wait_until_ready()
         one_computer(Timeline())
         print("\nwhat is left of it:")
         subprocess.run([program, "ledger", "--data-dir", data_dir, "--wait", "10"], check=True)
         server.stop()
+        passed = True
     except (Exception, KeyboardInterrupt) as error:
         print(f"\nthe demo failed: {type(error).__name__}: {error}\nthe end of the server's log:", file=sys.stderr)
         for line in server.log[-40:]:
             print(f"    {line}", file=sys.stderr)
+        print(f"its data folder is kept: {data_dir}", file=sys.stderr)
         return 1
     finally:
         if server.process.poll() is None:
@@ -158,7 +161,9 @@ def main() -> int:
                 server.process.wait(STOP_WITHIN_S)
             except subprocess.TimeoutExpired:
                 server.process.kill()
-        shutil.rmtree(data_dir, ignore_errors=True)
+        # Only a folder in which nothing is mounted any more may be removed with all that is in it.
+        if passed:
+            shutil.rmtree(data_dir)
     print("\nthe demo passed")
     return 0
 
