@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Sandbox(Sandbox),
     /// Show what a data folder owns on this machine, and what nobody owns any more
     Ledger(Ledger),
+    /// Say whether this machine can isolate, check by check, with the remedy
+    Doctor(Doctor),
     /// Tell the ledger what the store says, without privilege
     #[command(hide = true)]
     Owners(Owners),
@@ -160,6 +162,13 @@ pub(crate) struct Ledger {
     /// Seconds to wait for nothing to be left over
     #[arg(long, value_name = "S")]
     pub(crate) wait: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

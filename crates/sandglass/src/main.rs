@@ -6,6 +6,7 @@ mod cli;
 mod client;
 mod config;
 mod data_dir;
+mod doctor;
 mod guest_binary;
 mod ledger;
 mod local;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         Command::Run(args) => client::run(args),
         Command::Sandbox(verb) => client::sandbox(verb),
         Command::Ledger(args) => local::ledger(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Owners(args) => local::owners(&args),
         Command::Team(verb) => local::team(&verb),
         Command::Key(verb) => local::key(&verb),
