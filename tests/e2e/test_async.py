@@ -36,7 +36,6 @@ async def test_life(server):
     listing = AsyncSandbox.list(query=SandboxQuery(metadata={"who": "async"}))
     assert [item.sandbox_id for item in await listing.next_items()] == [sandbox.sandbox_id]
     assert await sandbox.kill() is True
-    assert await sandbox.kill() is False
     assert not await sandbox.is_running()
     with pytest.raises(SandboxNotFoundException):
         await sandbox.get_info()

@@ -6,7 +6,7 @@ import os
 
 import httpx
 import pytest
-from e2b import FileNotFoundException, FileType, InvalidArgumentException, Sandbox
+from e2b import AuthenticationException, FileNotFoundException, FileType, InvalidArgumentException, Sandbox
 from e2b.exceptions import NotEnoughSpaceException
 
 
@@ -51,14 +51,14 @@ def test_parents_are_made_and_belong_to_the_user(sandbox):
     assert owners == ["user"] * 3
 
 
-def test_root_writes_as_root(sandbox):
+def test_files_belong_to_whom_the_client_names(sandbox):
+    """As in E2B, the client may reach every file; `user` says whose a new one is, and where `~` leads."""
     sandbox.files.write("/root/secret", "x", user="root")
-    assert sandbox.commands.run("stat -c %U /root/secret", user="root").stdout == "root\n"
-    with pytest.raises(Exception):
-        sandbox.files.read("/root/secret")
-    with pytest.raises(Exception):
-        sandbox.files.write("/etc/shadow", "x")
-    assert sandbox.commands.run("wc -c < /etc/shadow", user="root").stdout.strip() != "1"
+    assert sandbox.commands.run("stat -c '%U %a' /root/secret", user="root").stdout == "root 644\n"
+    sandbox.files.write("~/mine", "x", user="root")
+    assert sandbox.files.exists("/root/mine")
+    with pytest.raises(AuthenticationException):
+        sandbox.files.write("/tmp/x", "x", user="nobody-here")
 
 
 def test_list_info_exists(sandbox):
@@ -125,15 +125,28 @@ def test_directory_is_no_file(sandbox):
         sandbox.files.write("/tmp", "x")
 
 
-def test_links_do_not_lead_the_agent_where_the_user_may_not_go(sandbox):
-    sandbox.files.write("/root/only-root", "secret", user="root")
-    sandbox.commands.run("ln -sfn /root tmproot; ln -sf /root/only-root filelink")
-    for path in ["tmproot/only-root", "filelink", "../../root/only-root"]:
+def test_links_are_followed_but_not_into_other_processes(sandbox):
+    """The agent is root: a link of /proc would lead it out of what a path names, into itself."""
+    sandbox.files.write("target/file", "content")
+    sandbox.commands.run("ln -sfn target folderlink; ln -sf folderlink/file filelink; ln -sf loop loop")
+    assert sandbox.files.read("folderlink/file") == "content"
+    sandbox.files.write("filelink", "changed")
+    assert sandbox.files.read("target/file") == "changed"
+    with pytest.raises(Exception):
+        sandbox.files.read("loop")
+    for path in ["/proc/1/root/etc/passwd", "/proc/self/fd/0", "/proc/1/exe", "/proc/1/cwd/etc/passwd"]:
         with pytest.raises(Exception):
             sandbox.files.read(path)
-        with pytest.raises(Exception):
-            sandbox.files.write(path, "changed")
-    assert sandbox.files.read("/root/only-root", user="root") == "secret"
+
+
+def test_what_is_no_regular_file_is_refused(sandbox):
+    """A pipe would block a reader for ever, and a device has no end."""
+    sandbox.commands.run("mkfifo /tmp/pipe")
+    for path in ["/tmp/pipe", "/dev/zero"]:
+        with pytest.raises(InvalidArgumentException):
+            sandbox.files.read(path)
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.write("/tmp/pipe", "x")
 
 
 def test_a_full_disk_is_said_in_the_right_words(fresh):

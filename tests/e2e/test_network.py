@@ -27,7 +27,6 @@ CONNECT = "python3 -c \"import socket; socket.create_connection(('{}', {}), time
     ("address", "port"),
     [
         ("1.1.1.1", 443),
-        ("8.8.8.8", 53),
         ("169.254.169.254", 80),
         ("10.0.0.1", 22),
         ("192.168.0.1", 80),

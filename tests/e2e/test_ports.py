@@ -13,13 +13,13 @@ MISSING = "0" * 20
 
 @pytest.fixture(scope="module")
 def web(sandbox):
-    """Web servers inside: on all addresses at 8000, on loopback only at 8001 (IPv4) and 8002 (IPv6)."""
+    """Web servers inside: on all addresses at 8000, on loopback only at 8001. There is no IPv6 inside."""
     sandbox.commands.run("mkdir -p /home/user/www && echo hello > /home/user/www/index.html")
-    for port, bind in [(8000, "0.0.0.0"), (8001, "127.0.0.1"), (8002, "::1")]:
+    for port, bind in [(8000, "0.0.0.0"), (8001, "127.0.0.1")]:
         sandbox.commands.run(
             f"python3 -m http.server {port} --bind {bind} -d /home/user/www", background=True, timeout=0
         ).disconnect()
-    for port in (8000, 8001, 8002):
+    for port in (8000, 8001):
         until(lambda: get(sandbox, port).status_code == 200, what=f"port {port}")
     return sandbox
 
@@ -34,7 +34,7 @@ def get(sandbox, port, path="/", **more) -> httpx.Response:
     )
 
 
-@pytest.mark.parametrize("port", [8000, 8001, 8002])
+@pytest.mark.parametrize("port", [8000, 8001])
 def test_a_web_server_is_reached_wherever_it_is_bound(web, port):
     answer = get(web, port)
     assert (answer.status_code, answer.text) == (200, "hello\n")
@@ -151,9 +151,6 @@ class H(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("0.0.0.0", 8020), H).serve_forever()
 """
     web.files.write("/tmp/sse.py", script)
-    web.commands.run("python3 /tmp/sse.py", background=True, timeout=0).disconnect()
-    until(lambda: get(web, 8020, "/open").status_code == 204, what="the event server")
-    web.commands.run("pkill -f sse.py || true")
     web.commands.run("python3 /tmp/sse.py", background=True, timeout=0).disconnect()
     until(
         lambda: web.commands.run("ss -ltn 'sport = :8020' | grep -c LISTEN || true").stdout.strip() == "1",

@@ -2,7 +2,8 @@
 
 import threading
 
-from e2b import PtySize
+import pytest
+from e2b import CommandExitException, PtySize
 from support import until
 
 
@@ -69,7 +70,9 @@ def test_exit_ends_it_with_its_code(sandbox):
     terminal.type("exit 5\n")
     terminal.thread.join(15)
     assert not terminal.thread.is_alive()
-    assert terminal.handle.exit_code == 5
+    with pytest.raises(CommandExitException) as ended:
+        terminal.handle.wait()
+    assert ended.value.exit_code == 5
 
 
 def test_a_second_client_sees_the_same_terminal(sandbox):

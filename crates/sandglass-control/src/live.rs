@@ -128,9 +128,13 @@ impl Live {
 
     async fn dial_loopback(&self, port: NonZeroU16) -> Result<GuestStream, DialError> {
         let v4 = self.flow(Target::Tcp(Loopback::v4(port))).await;
-        match v4 {
-            Err(DialError::Refused) => self.flow(Target::Tcp(Loopback::v6(port))).await,
-            other => other,
+        if !matches!(v4, Err(DialError::Refused)) {
+            return v4;
+        }
+        match self.flow(Target::Tcp(Loopback::v6(port))).await {
+            // Without IPv6 inside there is no such address, and IPv4 has said what there is to say.
+            Err(DialError::Unreachable(_)) => Err(DialError::Refused),
+            v6 => v6,
         }
     }
 
