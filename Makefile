@@ -25,7 +25,9 @@ demo: setup build ## Run one disposable computer from start to end, and show tha
 	@.venv/bin/python scripts/demo.py target/release/sandglass
 
 serve: setup build ## Start the server here, and print what to paste into another terminal
-	@exec target/release/sandglass serve
+	@if [ -e /var/lib/sandglass/serve/store.db ]; then \
+	  echo "export E2B_API_KEY=$$(target/release/sandglass key create --name make-serve)"; fi; \
+	exec target/release/sandglass serve
 
 lint: guest ## Check format and lints
 	cargo fmt --all --check

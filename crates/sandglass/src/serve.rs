@@ -26,6 +26,15 @@ use crate::{admin, cli, guest_binary, privileged};
 /// How long the privileged half may take to clear its spare network slots when the server stops.
 const HOST_PATIENCE: Duration = Duration::from_secs(10);
 
+/// What a person may paste into Python next, with the E2B SDK installed and the variables set.
+const EXAMPLE: &str = r#"# in Python, with the E2B SDK (pip install e2b):
+from e2b import Sandbox
+sandbox = Sandbox.create(timeout=60)
+print(sandbox.commands.run("echo hello from $(hostname); whoami; pwd").stdout)
+print(sandbox.commands.run("curl -sS -m 8 https://example.com || true").stderr)
+sandbox.kill()
+"#;
+
 /// Serves until a signal, or until the privileged half is gone.
 pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
     let config = Config::resolve(args)?;
@@ -134,7 +143,7 @@ fn announce(address: SocketAddr, key: Option<&str>, control: &Control) -> anyhow
     if let Some(key) = key {
         writeln!(out, "export E2B_API_KEY={key}")?;
     }
-    writeln!(out, "export E2B_API_URL={url}\nexport E2B_SANDBOX_URL={url}")?;
+    writeln!(out, "export E2B_API_URL={url}\nexport E2B_SANDBOX_URL={url}\n\n{EXAMPLE}")?;
     out.flush()?;
     tracing::info!(%address, engine = control.engine().name, version = control.engine().version, "ready");
     Ok(())
