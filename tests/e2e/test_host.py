@@ -93,3 +93,17 @@ def test_serve_refuses_a_user_without_privilege(tmp_path):
     )
     assert result.returncode != 0
     assert "root" in result.stderr or "denied" in result.stderr.lower()
+
+
+def test_a_neighbours_sandbox_holds_nothing_of_ours(server, lone_server):
+    """What a sandbox is started with must not keep another server's disks and namespaces alive."""
+    theirs = Sandbox.create(timeout=120, **lone_server.opts)
+    ours = Sandbox.create(timeout=120)
+    try:
+        assert theirs.kill()
+        lone_server.assert_nothing_left()
+        lone_server.stop()
+        lone_server.assert_nothing_left()
+        assert ours.is_running()
+    finally:
+        ours.kill()

@@ -39,7 +39,7 @@ async fn run() -> Result<(), Error> {
         default_user: "user".into(),
         default_workdir: None,
         env: BTreeMap::new(),
-        max_processes: 300,
+        max_processes: std::env::var("MAX_PROCESSES").map_or(Ok(300), |text| text.parse())?,
     };
     session.send_control(&ToAgent::Configure(Box::new(configure))).await?;
     match session.recv_control().await {

@@ -1,21 +1,27 @@
 //! Receives files without holding them in memory.
 
 use std::collections::HashSet;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use async_compression::tokio::bufread::GzipDecoder;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{FromRequest as _, Multipart, Request};
 use axum::response::{IntoResponse as _, Response};
 use bytes::{Bytes, BytesMut};
-use futures_util::{Stream, StreamExt as _};
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use http::{StatusCode, header};
 use rustix::fs::{FileType as Kind, Gid, Mode, OFlags, Uid};
 use serde::Serialize;
+use tokio_util::io::{ReaderStream, StreamReader};
 
 use super::{Access, CHUNK, Refusal};
 use crate::path::{Owner, Walk, borrow, file_type, resolve};
+
+/// Bytes that are decompressed at once.
+const UNZIPPED: usize = 64 * 1024;
 
 /// Files in one request.
 const MAX_FILES: usize = 1000;
@@ -106,6 +112,13 @@ fn header_text(request: &Request<Body>, name: header::HeaderName) -> &str {
     request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
 }
 
+/// The body as it was before it was compressed. A small piece at a time, whatever size it claims to unfold to: what
+/// bounds it is the disk, as for every file.
+fn unzip(body: Body) -> Body {
+    let zipped = StreamReader::new(body.into_data_stream().map_err(io::Error::other));
+    Body::from_stream(ReaderStream::with_capacity(GzipDecoder::new(zipped), UNZIPPED))
+}
+
 /// Answers `POST`. `seen` collects the destinations of this request.
 pub(super) async fn receive(
     access: Access,
@@ -113,10 +126,11 @@ pub(super) async fn receive(
     request: Request<Body>,
     seen: &mut HashSet<String>,
 ) -> Result<Response, Refusal> {
-    match header_text(&request, header::CONTENT_ENCODING) {
-        "" | "identity" => {}
+    let request = match header_text(&request, header::CONTENT_ENCODING) {
+        "" | "identity" => request,
+        "gzip" => request.map(unzip),
         other => return Err(bad(format!("unsupported content encoding: {other}"))),
-    }
+    };
     let kind = header_text(&request, header::CONTENT_TYPE).split(';').next().unwrap_or("");
     let kind = kind.trim().to_ascii_lowercase();
     let access = Arc::new(access);
