@@ -22,6 +22,7 @@ const SESSION_BUFFER: usize = 256 * 1024;
 
 const MS_NOSUID: u64 = 2;
 const MS_NODEV: u64 = 4;
+const MS_BIND: u64 = 4096;
 const MS_NOATIME: u64 = 1024;
 
 /// What a new sandbox is put together from.
@@ -35,7 +36,14 @@ pub(super) struct Parts<'a> {
 }
 
 /// Writes everything that is a file but the disk.
-pub(super) fn write_files(paths: &SandboxPaths, spec: &serde_json::Value) -> Result<(), EngineError> {
+///
+/// `runsc` tells the guest the smaller of the machine's memory and the control group's limit; the latter has room for
+/// the engine itself, which is none of the guest's. So the former is made what the guest was promised.
+pub(super) fn write_files(
+    paths: &SandboxPaths,
+    spec: &serde_json::Value,
+    memory_mib: u32,
+) -> Result<(), EngineError> {
     let failed = |error: io::Error| no_room_or("write the files of the sandbox", error);
     for folder in [paths.disk_mount(), paths.root_mount(), paths.bundle()] {
         fs_err::create_dir(folder).map_err(failed)?;
@@ -44,6 +52,8 @@ pub(super) fn write_files(paths: &SandboxPaths, spec: &serde_json::Value) -> Res
         let made = rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0);
         made.map_err(|errno| failed(errno.into()))?;
     }
+    let meminfo = format!("MemTotal: {} kB\n", u64::from(memory_mib) << 10);
+    fs_err::write(paths.meminfo(), meminfo).map_err(failed)?;
     let text = serde_json::to_vec(spec).map_err(|error| failed(error.into()))?;
     fs_err::write(paths.bundle().join("config.json"), text).map_err(failed)
 }
@@ -84,6 +94,13 @@ pub(super) fn before(parts: &Parts<'_>, device: &LoopDevice) -> Result<Vec<Step>
     let overlay = overlay_options(parts.layer, parts.rootfs, &disk);
     let string = |bytes: &OsStr| CString::new(bytes.as_bytes()).map_err(|error| failed(error.into()));
     Ok(vec![
+        Step::Mount {
+            source: string(parts.paths.meminfo().as_os_str())?,
+            target: c"/proc/meminfo".into(),
+            fstype: c"".into(),
+            flags: MS_BIND,
+            data: c"".into(),
+        },
         Step::JoinCgroup(string(group.join("cgroup.procs").as_os_str())?),
         Step::Mount {
             source: string(device.path().as_os_str())?,

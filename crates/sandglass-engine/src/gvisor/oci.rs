@@ -70,8 +70,8 @@ pub(super) struct Input<'a> {
 /// Builds the spec. It holds no limits: `runsc` leaves alone a control group that exists already.
 ///
 /// `/tmp` is a mount of its own because gVisor puts a tmpfs without any limit over an empty one otherwise. Every
-/// tmpfs has a size, since what is in it is the sandbox's memory; gVisor makes `/dev` itself and takes no size for
-/// it, but only the guest's root can write there, and only its own sandbox ends when it fills its memory.
+/// tmpfs has a size, since what is in it is the sandbox's memory; gVisor makes `/dev` itself, with half of the memory
+/// that it believes the machine to have.
 pub(super) fn spec(input: &Input<'_>) -> Value {
     let memory_mib = u64::from(input.limits.memory_mib());
     let tmpfs = |destination: &str, mode: &str, mib: u64| {

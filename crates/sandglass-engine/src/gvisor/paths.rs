@@ -118,6 +118,12 @@ impl SandboxPaths {
         self.dir.join("state.json")
     }
 
+    /// How much memory `runsc` shall believe that the machine has.
+    #[must_use]
+    pub fn meminfo(&self) -> PathBuf {
+        self.dir.join("meminfo")
+    }
+
     /// Where `runsc` writes the pid of the sandbox process.
     #[must_use]
     pub fn pid_file(&self) -> PathBuf {

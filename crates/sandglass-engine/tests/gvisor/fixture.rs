@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use sandglass_engine::engine::{Engine, Presence, SandboxSpec, SessionEnds};
+use sandglass_engine::engine::{Engine, Exit, Presence, SandboxSpec, SessionEnds};
 use sandglass_engine::gvisor::{Airlocks, GvisorConfig, GvisorEngine, HostPaths};
 use sandglass_engine::network::Assignments;
 use sandglass_linux::cgroup::{self, Cgroups};
@@ -108,6 +108,20 @@ impl Fixture {
     pub(crate) fn presence(&self, id: &SandboxId) -> Option<Presence> {
         let all = self.engine().list().unwrap();
         all.into_iter().find(|(found, _)| found == id).map(|(_, presence)| presence)
+    }
+
+    /// Waits for the end of a sandbox, but not for ever.
+    pub(crate) fn wait(&self, id: &SandboxId) -> Exit {
+        std::thread::scope(|scope| {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            scope.spawn(move || sender.send(self.engine().wait(id)));
+            receiver.recv_timeout(ANSWER).unwrap_or_else(|_| {
+                // Which also ends the thread that waits.
+                self.engine().destroy(id).unwrap();
+                panic!("the sandbox did not end");
+            })
+        })
+        .unwrap()
     }
 
     /// Everything of one sandbox, or of all, that the kernel or a folder still holds.

@@ -147,7 +147,7 @@ fn half_made_sandboxes_of_every_kind_are_removed() {
             fd.kill().unwrap();
         }
     }
-    assert_eq!(fixture.engine().wait(&spec.id).unwrap(), Exit::Ended);
+    assert_eq!(fixture.wait(&spec.id), Exit::Ended);
     assert_eq!(fixture.presence(&spec.id), Some(Presence::Remains));
     assert!(matches!(fixture.engine().attach(&spec.id), Err(EngineError::WrongState { state: "ended", .. })));
     fixture.engine().destroy(&spec.id).unwrap();
@@ -159,7 +159,7 @@ fn the_end_of_the_agent_is_the_end_of_the_sandbox() {
     let fixture = Fixture::new();
     let (spec, agent) = fixture.run();
     agent.send("exit 7");
-    assert_eq!(fixture.engine().wait(&spec.id).unwrap(), Exit::Ended);
+    assert_eq!(fixture.wait(&spec.id), Exit::Ended);
     assert_eq!(fixture.presence(&spec.id), Some(Presence::Remains));
     // What it had mounted went with it, and its disk can still be read.
     assert!(!fixture.leftovers().iter().any(|held| held.starts_with("mount")), "{:?}", fixture.leftovers());
