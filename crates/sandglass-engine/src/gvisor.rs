@@ -9,7 +9,7 @@
 //! process inherit copies, and the namespace that they were made in ends with `runsc create`. So the kernel takes
 //! them down when the last process ends, also if the host is dead by then; there is nothing to unmount and nothing to
 //! leak. The loop device is set to detach with its last user. What has not been written to the disk is thrown away
-//! just before the kill ([`teardown::abandon_disk`]), or a full disk would take its time to be flushed for nobody.
+//! just before the kill (see `teardown`), or a full disk would take its time to be flushed for nobody.
 //!
 //! # What survives what
 //! The agent's standard input and output are FIFOs that it holds open for reading and writing, so a session can be

@@ -1,4 +1,5 @@
 //! Adopting orphans changes the whole process, so this test has one of its own.
+#![allow(clippy::unwrap_used)]
 
 use std::time::{Duration, Instant};
 
