@@ -27,6 +27,23 @@ const DIAL_PAUSE: Duration = Duration::from_millis(200);
 /// How long one try may take: the guest is a neighbour, so silence means that it is stuck.
 const DIAL_PATIENCE: Duration = Duration::from_secs(3);
 
+/// How often an agent is asked for a sign of life.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// How long it may take to give one: long enough for a machine that is busy elsewhere.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// Why an agent can't be heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum CutOff {
+    /// Its stream ended.
+    #[error("its stream ended")]
+    Closed(#[source] Closed),
+    /// It gives no sign of life.
+    #[error("it gave no sign of life for {} seconds", SILENCE.as_secs())]
+    Silent,
+}
+
 /// No stream into the sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
@@ -68,8 +85,17 @@ impl Live {
     }
 
     /// Waits until the agent can't be heard any more, and says why.
-    pub(crate) async fn cut_off(&self) -> Closed {
-        self.session.closed().await
+    ///
+    /// The end of the session is seen at once; an agent that was stopped, or whose engine hangs, by its silence.
+    pub(crate) async fn cut_off(&self) -> CutOff {
+        loop {
+            if let Ok(closed) = timeout(HEARTBEAT, self.session.closed()).await {
+                return CutOff::Closed(closed);
+            }
+            if timeout(SILENCE, self.session.ping()).await.is_err() {
+                return CutOff::Silent;
+            }
+        }
     }
 
     /// A connection to the guest API, for HTTP/1.1.

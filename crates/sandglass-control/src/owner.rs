@@ -138,7 +138,7 @@ impl<'a> Owner<'a> {
                     // What ends the agent mostly ends the sandbox, and that says more.
                     match timeout(EXIT_PATIENCE, output_of(&mut exited)).await {
                         Ok(Ok(exit)) => (Event::Exited(exit), format!("its processes are gone: {exit:?}")),
-                        _ => (Event::Failed, format!("its agent can't be heard any more: {closed}")),
+                        _ => (Event::Failed, format!("its agent can't be heard any more: {}", Chain(&closed))),
                     }
                 }
                 exit = output_of(&mut exited) => {
