@@ -173,6 +173,17 @@ pub(crate) async fn start_detached(api: SocketAddr, line: &str) -> u32 {
     outcome.pid
 }
 
+/// Starts a line, reads its output up to a text, and goes away.
+pub(crate) async fn start_until(api: SocketAddr, line: &str, text: &str) -> u32 {
+    let mut stream = client(api).start(bash(line)).await.unwrap();
+    let mut outcome = Outcome::default();
+    while !outcome.stdout.contains(text) {
+        let message = tokio::time::timeout(PATIENCE, stream.message()).await.unwrap().unwrap().unwrap();
+        outcome.add(message.to_owned_message().event.into_option().unwrap());
+    }
+    outcome.pid
+}
+
 /// Attaches and reads to the end.
 pub(crate) async fn connect(api: SocketAddr, pid: u32) -> Result<Outcome, ConnectError> {
     let request = ConnectRequest { process: by_pid(pid).into(), ..Default::default() };
@@ -193,6 +204,7 @@ pub(crate) async fn connect(api: SocketAddr, pid: u32) -> Result<Outcome, Connec
 
 /// Sends a signal.
 pub(crate) async fn signal(api: SocketAddr, pid: u32, signal: Signal) -> Result<(), ConnectError> {
-    let request = SendSignalRequest { process: by_pid(pid).into(), signal: signal.into(), ..Default::default() };
+    let request =
+        SendSignalRequest { process: by_pid(pid).into(), signal: signal.into(), ..Default::default() };
     client(api).send_signal(request).await.map(|_| ())
 }

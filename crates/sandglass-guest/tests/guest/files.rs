@@ -17,7 +17,8 @@ fn contents_travel_both_ways_whole_and_in_parts() {
     let agent = Native::start(&[]);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("new/deep/file.bin");
-    let contents: Vec<u8> = (0..5_000_001_u32).map(|i| i.to_le_bytes()[usize::try_from(i % 3).unwrap()]).collect();
+    let contents: Vec<u8> =
+        (0..5_000_001_u32).map(|i| i.to_le_bytes()[usize::try_from(i % 3).unwrap()]).collect();
     let reply = http(agent.api, "POST", &target(&path), OCTETS, &contents);
     assert_eq!(reply.status, 200, "{}", reply.text());
     let wanted = format!(r#"[{{"path":"{}","name":"file.bin","type":"file"}}]"#, path.display());
@@ -44,10 +45,14 @@ fn forms_carry_whole_paths_as_file_names() {
     let dir = tempfile::tempdir().unwrap();
     let headers = "Content-Type: multipart/form-data; boundary=xx\r\n";
     let part = |field: &str, name: &str, body: &str| {
-        format!("--xx\r\nContent-Disposition: form-data; name=\"{field}\"; filename=\"{name}\"\r\n\r\n{body}\r\n")
+        format!(
+            "--xx\r\nContent-Disposition: form-data; name=\"{field}\"; filename=\"{name}\"\r\n\r\n{body}\r\n"
+        )
     };
     let at = |name: &str| dir.path().join(name).display().to_string();
-    let body = part("file", &at("a/one"), "1") + &part("other", &at("ignored"), "x") + &part("file", &at("two"), "2");
+    let body = part("file", &at("a/one"), "1")
+        + &part("other", &at("ignored"), "x")
+        + &part("file", &at("two"), "2");
     let reply = http(agent.api, "POST", "/files", headers, (body + "--xx--\r\n").as_bytes());
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert_eq!(std::fs::read_to_string(at("a/one")).unwrap(), "1");
@@ -56,7 +61,10 @@ fn forms_carry_whole_paths_as_file_names() {
     let twice = part("file", &at("same"), "1") + &part("file", &at("x/../same"), "2") + "--xx--\r\n";
     assert_eq!(http(agent.api, "POST", "/files", headers, twice.as_bytes()).status, 400);
     let named = part("file", "whatever", "3") + "--xx--\r\n";
-    assert_eq!(http(agent.api, "POST", &target(&dir.path().join("three")), headers, named.as_bytes()).status, 200);
+    assert_eq!(
+        http(agent.api, "POST", &target(&dir.path().join("three")), headers, named.as_bytes()).status,
+        200
+    );
     assert_eq!(std::fs::read_to_string(at("three")).unwrap(), "3");
 }
 
@@ -94,7 +102,10 @@ fn what_is_no_regular_file_is_refused_at_once() {
     assert_eq!(http(agent.api, "GET", &format!("/files?path=/{}", "x".repeat(256)), "", b"").status, 400);
     assert_eq!(http(agent.api, "GET", &format!("/files?path={}", "/x".repeat(2100)), "", b"").status, 400);
     assert_eq!(http(agent.api, "POST", "/files", OCTETS, b"x").status, 400);
-    assert_eq!(http(agent.api, "POST", "/files?path=/tmp/x", "Content-Type: text/plain\r\n", b"x").status, 400);
+    assert_eq!(
+        http(agent.api, "POST", "/files?path=/tmp/x", "Content-Type: text/plain\r\n", b"x").status,
+        400
+    );
     assert_eq!(http(agent.api, "GET", "/files?path=/etc/passwd&username=stranger", "", b"").status, 401);
 }
 
@@ -110,7 +121,8 @@ struct Mounted(tempfile::TempDir);
 impl Mounted {
     fn tmpfs(options: &std::ffi::CStr) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        rustix::mount::mount("tmpfs", dir.path(), "tmpfs", rustix::mount::MountFlags::NODEV, options).unwrap();
+        rustix::mount::mount("tmpfs", dir.path(), "tmpfs", rustix::mount::MountFlags::NODEV, options)
+            .unwrap();
         Self(dir)
     }
 }
@@ -144,13 +156,22 @@ fn the_token_guards_everything_but_health() {
     let allowed = format!("{json}X-Access-Token: secret\r\n");
     assert_eq!(http(agent.api, "POST", "/process.Process/List", &allowed, b"{}").text(), "{}");
     let reply = http(agent.api, "GET", "/files?path=/etc/passwd", "", b"");
-    assert_eq!((reply.status, reply.text()), (401, r#"{"code":401,"message":"missing signature query parameter"}"#));
-    assert_eq!(http(agent.api, "GET", "/files?path=/etc/passwd", "X-Access-Token: secret\r\n", b"").status, 200);
+    assert_eq!(
+        (reply.status, reply.text()),
+        (401, r#"{"code":401,"message":"missing signature query parameter"}"#)
+    );
+    assert_eq!(
+        http(agent.api, "GET", "/files?path=/etc/passwd", "X-Access-Token: secret\r\n", b"").status,
+        200
+    );
     // base64(sha256("/etc/passwd:read::secret:1")), as E2B's client computes it.
     let signature = "v1_nMfvEdvDdOs0Zh99piP3dx7EzlPIZ9rodmKwR5Kdckg".replace('+', "%2B").replace('/', "%2F");
     let path = format!("/files?path=/etc/passwd&signature={signature}&signature_expiration=1");
     let reply = http(agent.api, "GET", &path, "", b"");
-    assert_eq!((reply.status, reply.text()), (401, r#"{"code":401,"message":"signature is already expired"}"#));
+    assert_eq!(
+        (reply.status, reply.text()),
+        (401, r#"{"code":401,"message":"signature is already expired"}"#)
+    );
 }
 
 #[test]
@@ -160,7 +181,9 @@ fn browsers_may_call_from_anywhere() {
                    Access-Control-Request-Headers: authorization, x-access-token\r\n";
     let reply = http(agent.api, "OPTIONS", "/process.Process/Start", headers, b"");
     assert_eq!(reply.status, 204);
-    for line in ["access-control-allow-origin: *", "access-control-allow-headers: authorization, x-access-token"] {
+    for line in
+        ["access-control-allow-origin: *", "access-control-allow-headers: authorization, x-access-token"]
+    {
         assert!(reply.head.contains(line), "{}", reply.head);
     }
     let reply = http(agent.api, "GET", "/none", "Origin: https://a.example\r\n", b"");

@@ -21,7 +21,8 @@ pub(crate) struct Native {
 fn make_group() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("sandglass-guest-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let hierarchies = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+    let hierarchies =
+        ["/sys/fs/cgroup/pids", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
     let mut error = None;
     for hierarchy in hierarchies.iter().map(Path::new).filter(|path| path.join("cgroup.procs").exists()) {
         let path = hierarchy.join(&name);

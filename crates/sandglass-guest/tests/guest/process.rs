@@ -11,8 +11,8 @@ use sandglass_proto::services::process::{
 };
 
 use crate::api::{
-    Outcome, PATIENCE, bash, by_pid, client, connect, eventually, http, run, run_with, signal, start_detached,
-    user_header,
+    Outcome, PATIENCE, bash, by_pid, client, connect, eventually, http, run, run_with, signal,
+    start_detached, start_until, user_header,
 };
 use crate::native::Native;
 
@@ -36,7 +36,10 @@ fn marked(mark: &str) -> Vec<i32> {
 async fn output_exit_code_and_environment() {
     let agent = Native::start(&["--env", "FROM_SANDBOX=1"]);
     let outcome = run(agent.api, "echo $FROM_SANDBOX $E2B_SANDBOX $HOME; echo error >&2; exit 3").await;
-    assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str(), outcome.code()), ("1 true /root\n", "error\n", 3));
+    assert_eq!(
+        (outcome.stdout.as_str(), outcome.stderr.as_str(), outcome.code()),
+        ("1 true /root\n", "error\n", 3)
+    );
     let end = run(agent.api, "kill -9 $$").await.end.unwrap();
     assert_eq!((end.exit_code, end.exited, end.status.as_str()), (-1, false, "signal: killed"));
     assert_eq!(end.error.as_deref(), Some("signal: killed"));
@@ -74,8 +77,10 @@ async fn a_time_limit_ends_everything_that_was_started() {
 async fn kill_ends_what_left_its_session_and_term_only_asks() {
     let agent = Native::start(&[]);
     let mark = format!("86401.{}", std::process::id());
-    let line = format!("trap 'echo asked' TERM; (setsid setsid sleep {mark} >/dev/null 2>&1 &) ; echo up; \
-                        while :; do sleep 0.05; done");
+    let line = format!(
+        "trap 'echo asked' TERM; (setsid setsid sleep {mark} >/dev/null 2>&1 &) ; echo up; \
+                        while :; do sleep 0.05; done"
+    );
     let mut stream = client(agent.api).start(bash(&line)).await.unwrap();
     let mut outcome = Outcome::default();
     let mut next = async |until: &str| {
@@ -90,7 +95,7 @@ async fn kill_ends_what_left_its_session_and_term_only_asks() {
     signal(agent.api, pid, Signal::SIGNAL_SIGTERM).await.unwrap();
     next("asked").await;
     signal(agent.api, pid, Signal::SIGNAL_SIGKILL).await.unwrap();
-    assert_eq!(marked(&mark), [], "all of it has ended when the call returns");
+    assert_eq!(marked(&mark), Vec::<i32>::new(), "all of it has ended when the call returns");
     next("never").await;
     assert_eq!(outcome.end.unwrap().status, "signal: killed");
     let gone = signal(agent.api, pid, Signal::SIGNAL_SIGKILL).await.unwrap_err();
@@ -112,7 +117,7 @@ async fn whoever_attaches_late_gets_the_end_but_no_replay() {
     let dir = tempfile::tempdir().unwrap();
     let go = dir.path().join("go");
     let line = format!("echo early; until [ -e {0} ]; do sleep 0.02; done; echo late; exit 4", go.display());
-    let pid = start_detached(agent.api, &line).await;
+    let pid = start_until(agent.api, &line, "early").await;
     let listed = client(agent.api).list(ListRequest::default()).await.unwrap().into_owned();
     assert_eq!(listed.processes.iter().map(|process| process.pid).collect::<Vec<_>>(), [pid]);
     let attached = tokio::spawn(connect(agent.api, pid));
@@ -193,8 +198,10 @@ async fn input_that_does_not_fit_is_refused() {
 #[tokio::test]
 async fn a_terminal_has_a_size_that_changes() {
     let agent = Native::start(&[]);
-    let size = |cols, rows| PTY { size: Size { cols, rows, ..Default::default() }.into(), ..Default::default() };
-    let mut request = bash("trap 'stty size; exit 0' WINCH; tty >&2; stty size; while :; do sleep 0.05; done");
+    let size =
+        |cols, rows| PTY { size: Size { cols, rows, ..Default::default() }.into(), ..Default::default() };
+    let mut request =
+        bash("trap 'stty size; exit 0' WINCH; tty >&2; stty size; while :; do sleep 0.05; done");
     request.pty = size(100, 30).into();
     let mut stream = client(agent.api).start(request).await.unwrap();
     let mut outcome = Outcome::default();
@@ -203,8 +210,11 @@ async fn a_terminal_has_a_size_that_changes() {
         outcome.add(message.to_owned_message().event.into_option().unwrap());
         if outcome.stdout.contains("30 100") && !resized {
             resized = true;
-            let request =
-                UpdateRequest { process: by_pid(outcome.pid).into(), pty: size(77, 22).into(), ..Default::default() };
+            let request = UpdateRequest {
+                process: by_pid(outcome.pid).into(),
+                pty: size(77, 22).into(),
+                ..Default::default()
+            };
             client(agent.api).update(request).await.unwrap();
         }
     }
@@ -217,12 +227,14 @@ async fn a_reader_that_stops_holds_the_process_up_and_kill_still_works() {
     let agent = Native::start(&[]);
     let dir = tempfile::tempdir().unwrap();
     let count = dir.path().join("count");
-    let line = format!("i=0; while head -c 65536 /dev/zero; do i=$((i+1)); echo $i > {}; done", count.display());
+    let line =
+        format!("i=0; while head -c 65536 /dev/zero; do i=$((i+1)); echo $i > {}; done", count.display());
     let mut stream = client(agent.api).start(bash(&line)).await.unwrap();
     let mut outcome = Outcome::default();
     outcome.add(stream.message().await.unwrap().unwrap().to_owned_message().event.into_option().unwrap());
     // Nobody reads any more. What was written stops growing; a look every 100 ms, ten alike in a row.
-    let written = || std::fs::read_to_string(&count).ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
+    let written =
+        || std::fs::read_to_string(&count).ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
     let mut last = (written(), 0);
     let stopped_at = eventually("the writer stops", || {
         std::thread::sleep(Duration::from_millis(100));
