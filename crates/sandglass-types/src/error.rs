@@ -50,10 +50,7 @@ impl Error {
     }
 
     /// [`ErrorKind::Internal`] with a cause that only the log shows.
-    pub fn internal(
-        message: impl Into<String>,
-        source: impl Into<Box<dyn StdError + Send + Sync>>,
-    ) -> Self {
+    pub fn internal(message: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::new(ErrorKind::Internal, message).because(source)
     }
 
@@ -108,9 +105,6 @@ mod tests {
         let cause = std::io::Error::other("/secret/path is broken");
         let error = Error::internal("the sandbox could not be created", cause);
         assert_eq!(error.to_string(), "the sandbox could not be created");
-        assert_eq!(
-            Chain(&error).to_string(),
-            "the sandbox could not be created: /secret/path is broken"
-        );
+        assert_eq!(Chain(&error).to_string(), "the sandbox could not be created: /secret/path is broken");
     }
 }
