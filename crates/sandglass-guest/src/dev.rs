@@ -74,7 +74,7 @@ pub(crate) fn main(args: impl Iterator<Item = String>) -> ExitCode {
 
 fn run(options: Options) -> std::io::Result<()> {
     let jobs = match &options.groups {
-        Some(base) => Jobs::below(base)?,
+        Some(base) => Jobs::below(base, false)?,
         None => Jobs::none(),
     };
     rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1))?;

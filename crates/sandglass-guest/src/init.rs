@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use crate::agent::Agent;
 use crate::job::Jobs;
 use crate::process::Origin;
-use crate::{http, log, session, sudo};
+use crate::{guard, http, log, session, sudo};
 
 /// The port of the guest API, for programs inside.
 const API_PORT: u16 = 49983;
@@ -74,7 +74,7 @@ fn mount_jobs() -> io::Result<Jobs> {
     let mut last = Errno::NODEV;
     for (kind, options) in HIERARCHIES {
         match rustix::mount::mount(kind, JOBS_DIR, kind, flags, options) {
-            Ok(()) => return Jobs::below(Path::new(JOBS_DIR)),
+            Ok(()) => return Jobs::below(Path::new(JOBS_DIR), true),
             Err(errno) => last = errno,
         }
     }
@@ -104,6 +104,7 @@ fn run() -> io::Result<()> {
         let api = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, API_PORT))).await?;
         agent.tasks.spawn(serve_local(Arc::clone(&agent), api, router.clone()));
         agent.tasks.spawn(sudo::serve(Arc::clone(&agent), sudo::Listener::bind()?));
+        guard::start(Arc::clone(&agent), tokio::runtime::Handle::current())?;
         let (session, _threads) = AgentSession::start(input, output)?;
         session::run(Arc::clone(&agent), session, router).await;
         Ok(())

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
@@ -16,6 +16,12 @@ use rustix::process::{Pid, Signal};
 
 /// Upper bound for the list of processes in one group, in bytes: 64 Ki processes.
 const MAX_PROCS: usize = 512 * 1024;
+
+/// Rounds of kills after which a group that is still this large is one that forks faster than it dies.
+const STORM: (u32, usize) = (1, 16);
+
+/// How often everything is stopped again, because something was forked meanwhile.
+const STOPS: u32 = 10;
 
 /// How long ending a group may take. Processes that a kernel does not end in this time hang in it.
 const KILL_TIME: Duration = Duration::from_secs(5);
@@ -27,6 +33,11 @@ pub(crate) struct Jobs {
     next: AtomicU64,
     /// Groups whose command has ended while something in them lives on.
     lingering: Mutex<Vec<Arc<Job>>>,
+    /// All groups.
+    all: Mutex<Vec<Weak<Job>>>,
+    created: Condvar,
+    /// Whether all processes that the agent can see are its sandbox's.
+    alone: bool,
 }
 
 /// One group.
@@ -34,22 +45,38 @@ pub(crate) struct Jobs {
 pub(crate) struct Job {
     base: Arc<OwnedFd>,
     name: String,
+    alone: bool,
 }
 
 impl Jobs {
-    /// Makes groups below a directory of a control group file system.
+    /// Makes groups below a directory of a control group file system. `alone` says that every process that the
+    /// agent can see is one of the sandbox, which it is for process 1 of a sandbox.
     ///
     /// # Errors
     /// It can't be opened.
-    pub(crate) fn below(base: &Path) -> io::Result<Self> {
+    pub(crate) fn below(base: &Path, alone: bool) -> io::Result<Self> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let base = rustix::fs::openat(CWD, base, flags, Mode::empty())?;
-        Ok(Self { base: Some(Arc::new(base)), next: AtomicU64::new(1), lingering: Mutex::default() })
+        Ok(Self {
+            base: Some(Arc::new(base)),
+            next: AtomicU64::new(1),
+            lingering: Mutex::default(),
+            all: Mutex::default(),
+            created: Condvar::new(),
+            alone,
+        })
     }
 
     /// Makes no groups: ending a command ends only its process group. For development without control groups.
     pub(crate) fn none() -> Self {
-        Self { base: None, next: AtomicU64::new(1), lingering: Mutex::default() }
+        Self {
+            base: None,
+            next: AtomicU64::new(1),
+            lingering: Mutex::default(),
+            all: Mutex::default(),
+            created: Condvar::new(),
+            alone: false,
+        }
     }
 
     /// Makes a group.
@@ -66,8 +93,50 @@ impl Jobs {
                 Err(Errno::EXIST) => continue,
                 other => other?,
             }
-            return Ok(Some(Arc::new(Job { base: Arc::clone(base), name })));
+            let job = Arc::new(Job { base: Arc::clone(base), name, alone: self.alone });
+            self.all().push(Arc::downgrade(&job));
+            self.created.notify_all();
+            return Ok(Some(job));
         }
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Weak<Job>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The groups that are left.
+    fn existing(&self) -> Vec<Arc<Job>> {
+        let mut all = self.all();
+        all.retain(|job| job.strong_count() > 0);
+        all.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Blocks until there is a group.
+    pub(crate) fn wait_for_any(&self) {
+        let mut all = self.all();
+        loop {
+            all.retain(|job| job.strong_count() > 0);
+            if !all.is_empty() {
+                return;
+            }
+            all = self.created.wait(all).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends the group with the most processes, while everything stands still. Blocks.
+    ///
+    /// # Errors
+    /// As [`Job::kill`].
+    pub(crate) fn end_largest(&self) -> io::Result<()> {
+        if !self.alone {
+            return Ok(());
+        }
+        let stopped = stop_everything(|| 0);
+        let jobs = self.existing();
+        let result =
+            jobs.iter().max_by_key(|job| job.len()).map_or(Ok(()), |job| job.kill_while(Some(stopped)));
+        self.sweep();
+        result
     }
 
     /// A descriptor through which a process joins the group of another; `None` if that is in none.
@@ -83,7 +152,8 @@ impl Jobs {
         self.sweep();
     }
 
-    fn sweep(&self) {
+    /// Removes the groups that have become empty.
+    pub(crate) fn sweep(&self) {
         self.lingering.lock().unwrap_or_else(PoisonError::into_inner).retain(|job| !job.remove());
     }
 }
@@ -95,6 +165,10 @@ impl Job {
     /// It can't be opened.
     pub(crate) fn open(&self) -> io::Result<OwnedFd> {
         Ok(open_procs(&self.base, &self.name)?)
+    }
+
+    fn len(&self) -> usize {
+        self.pids().map_or(0, |pids| pids.len())
     }
 
     fn pids(&self) -> io::Result<Vec<Pid>> {
@@ -128,12 +202,20 @@ impl Job {
     /// # Errors
     /// The group can't be read, or something survived for several seconds.
     pub(crate) fn kill(&self) -> io::Result<()> {
+        self.kill_while(None)
+    }
+
+    fn kill_while(&self, mut stopped: Option<Stopped>) -> io::Result<()> {
         let deadline = Instant::now() + KILL_TIME;
         let mut pause = Duration::from_micros(200);
-        loop {
-            let pids = self.pids()?;
+        for round in 0_u32.. {
+            let mut pids = self.pids()?;
             if pids.is_empty() {
                 return Ok(());
+            }
+            if self.alone && stopped.is_none() && round >= STORM.0 && pids.len() > STORM.1 {
+                stopped = Some(stop_everything(|| self.len()));
+                pids = self.pids()?;
             }
             for pid in pids {
                 let _ = rustix::process::kill_process(pid, Signal::KILL);
@@ -144,11 +226,46 @@ impl Job {
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(20));
         }
+        Ok(())
     }
 
     /// Removes the group if it is empty, and says whether it is gone.
     fn remove(&self) -> bool {
         matches!(rustix::fs::unlinkat(&self.base, &self.name, AtFlags::REMOVEDIR), Ok(()) | Err(Errno::NOENT))
+    }
+}
+
+/// Stops every process of the sandbox but the agent, until the returned value is dropped: what stands still can be
+/// killed one by one. Other commands lose some milliseconds, and what their users had stopped runs on. What is
+/// forked meanwhile is stopped as well, until `count` does not change any more.
+fn stop_everything(count: impl Fn() -> usize) -> Stopped {
+    let mut before = None;
+    for _ in 0..STOPS {
+        signal_everything(Signal::STOP);
+        let now = Some(count());
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    Stopped
+}
+
+/// Everything stands still.
+#[derive(Debug)]
+struct Stopped;
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        signal_everything(Signal::CONT);
+    }
+}
+
+/// Signals every process but the agent. Does nothing unless that is process 1, where every other is its sandbox's.
+fn signal_everything(signal: Signal) {
+    if rustix::process::getpid().is_init() {
+        // SAFETY: a system call on two numbers; rustix has no name for "all".
+        unsafe { libc::kill(-1, signal.as_raw()) };
     }
 }
 

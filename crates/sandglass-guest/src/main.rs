@@ -10,6 +10,7 @@ mod dev;
 mod exec;
 mod files;
 mod filesystem;
+mod guard;
 mod http;
 mod identity;
 mod init;

@@ -1,7 +1,7 @@
 //! Tests with the real binary: natively on its development listener, and as process 1 of a real gVisor sandbox.
 //!
 //! They need root, control groups and `runsc`, and fail without.
-#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "test code")]
 
 #[path = "guest/api.rs"]
 mod api;

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -48,7 +48,8 @@ pub(crate) struct Process {
     config: ProcessConfig,
     tag: Option<String>,
     child: Arc<Child>,
-    job: Option<Arc<Job>>,
+    /// Until it has ended.
+    job: std::sync::Mutex<Option<Arc<Job>>>,
     input: Input,
     output: Output,
     timed_out: AtomicBool,
@@ -160,7 +161,7 @@ pub(crate) async fn start(
         config,
         tag: request.tag,
         child,
-        job,
+        job: std::sync::Mutex::new(job),
         input: wiring.input,
         output: Output::default(),
         timed_out: AtomicBool::new(false),
@@ -219,7 +220,8 @@ async fn supervise(agent: Arc<Agent>, process: Arc<Process>, source: Source, lim
         epoch: agent.processes.epoch(),
     });
     process.close_input().await;
-    if let Some(job) = process.job.clone() {
+    let job = process.job.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(job) = job {
         let retiring = Arc::clone(&agent);
         agent.blocking.run(move || retiring.jobs.retire(job)).await;
     }
@@ -289,7 +291,8 @@ impl Process {
     /// Ends it and all that it started, and waits until that is done.
     pub(crate) async fn kill(&self, agent: &Arc<Agent>) {
         agent.reaper.signal(&self.child, Signal::KILL, true);
-        let Some(job) = self.job.clone() else {
+        let job = self.job.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(job) = job else {
             let session = self.child.pid();
             return agent.blocking.run(move || signal_session(session, Signal::KILL)).await;
         };

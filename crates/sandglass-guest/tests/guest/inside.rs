@@ -164,3 +164,31 @@ async fn freezing_keeps_connections_and_loopback_ports_are_reached() {
     assert!(matches!(closed, Err(OpenError::Refused(_))), "{closed:?}");
     drop(client(api));
 }
+
+#[tokio::test]
+async fn a_fork_bomb_does_not_silence_the_sandbox() {
+    let sandbox = Sandbox::start();
+    let (server, _) = sandbox.attach().await;
+    let mut large = configure(1, None);
+    large.max_processes = 150;
+    let answer = server.ask(&ToAgent::Configure(Box::new(large))).await;
+    assert_eq!(answer, FromAgent::Configured { generation: 1 });
+    let bridge = server.bridge().await;
+    let api = bridge.api;
+    let pid = start_detached(api, "exec 2>/dev/null; bomb() { bomb | bomb & }; bomb; sleep 9000").await;
+    for _ in 0..4 {
+        start_detached(api, "while :; do :; done").await;
+    }
+    // Either it never does, or the storm is ended: then it answers quickly, many times in a row.
+    let mut quick = 0;
+    tokio::time::timeout(crate::api::PATIENCE, async {
+        while quick < 20 {
+            let asked = std::time::Instant::now();
+            assert_eq!(blocking(move || http(api, "GET", "/health", "", b"")).await.status, 204);
+            quick = if asked.elapsed().as_millis() < 250 { quick + 1 } else { 0 };
+        }
+    })
+    .await
+    .expect("the sandbox stays slow");
+    let _ = signal(api, pid, Signal::SIGNAL_SIGKILL).await;
+}
