@@ -1,16 +1,22 @@
 //! What all parts of the agent share.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use rustix::process::Signal;
 use tokio_util::task::TaskTracker;
 
 use crate::blocking::Blocking;
 use crate::job::Jobs;
 use crate::process::Registry;
-use crate::reaper::Reaper;
+use crate::reaper::{Child, Reaper};
 use crate::settings::Current;
 use crate::users::Users;
+
+/// How long a program may take to start, most of which is waiting for the disk.
+const START_TIME: Duration = Duration::from_secs(10);
 
 /// The agent.
 #[derive(Debug)]
@@ -56,6 +62,26 @@ impl Agent {
     /// Remembers the processor times of a look at the metrics, and returns those of the look before.
     pub(crate) fn last_cpu_times(&self, now: (u64, u64)) -> (u64, u64) {
         std::mem::replace(&mut self.cpu_times.lock().unwrap_or_else(PoisonError::into_inner), now)
+    }
+
+    /// Starts a program by `work`, which calls [`Reaper::spawn`] with the child that it is given, on a thread that
+    /// may wait. A new process that its own user stops before it has executed the program would keep that thread
+    /// for ever, so it is killed after a while.
+    pub(crate) async fn start<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self, &Arc<Child>) -> T + Send + 'static,
+    ) -> (T, Arc<Child>) {
+        let (agent, child) = (Arc::clone(self), Child::new());
+        let given = Arc::clone(&child);
+        let mut started = pin!(self.blocking.run(move || work(&agent, &given)));
+        let result = tokio::select! {
+            result = &mut started => result,
+            () = tokio::time::sleep(START_TIME) => {
+                self.reaper.signal(&child, Signal::KILL, false);
+                started.await
+            }
+        };
+        (result, child)
     }
 
     /// The users of the sandbox as they are now.

@@ -35,6 +35,11 @@ impl Child {
         self.pid.load(Ordering::Acquire)
     }
 
+    /// A process that is about to be started.
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { pid: AtomicI32::new(0), status: watch::Sender::new(None) })
+    }
+
     #[cfg(test)]
     pub(crate) fn for_test(status: Option<Status>) -> Self {
         Self { pid: AtomicI32::new(0), status: watch::Sender::new(status) }
@@ -91,23 +96,22 @@ impl Reaper {
         Ok(reaper)
     }
 
-    /// Starts a program; blocks until it runs.
+    /// Starts a program as `child`; blocks until it runs.
     ///
     /// # Errors
     /// As [`exec::spawn`].
-    pub(crate) fn spawn(&self, request: &Spawn<'_>) -> Result<Arc<Child>, SpawnError> {
-        let child = Arc::new(Child { pid: AtomicI32::new(0), status: watch::Sender::new(None) });
-        self.shared.children().push(Arc::clone(&child));
+    pub(crate) fn spawn(&self, request: &Spawn<'_>, child: &Arc<Child>) -> Result<(), SpawnError> {
+        self.shared.children().push(Arc::clone(child));
         let result = exec::spawn(request, &child.pid);
         if child.pid() == 0 {
             // There never was a process that could be collected.
-            self.shared.children().retain(|other| !Arc::ptr_eq(other, &child));
+            self.shared.children().retain(|other| !Arc::ptr_eq(other, child));
         }
         // Under the lock: the thread must not fall asleep between looking at the list and waiting.
         let children = self.shared.children();
         self.shared.started.notify_all();
         drop(children);
-        result.map(|()| child)
+        result
     }
 
     /// Signals a child, or its whole process group; nothing happens if it has ended.

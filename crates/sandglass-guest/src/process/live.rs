@@ -129,12 +129,11 @@ pub(crate) async fn start(
     let wiring = wire(size, stdin, &user).map_err(failed)?;
 
     let (theirs, terminal) = (wiring.theirs, wiring.terminal);
-    let spawner = Arc::clone(agent);
-    let spawned = agent.blocking.run(move || -> Result<_, ConnectError> {
+    let work = move |agent: &Agent, child: &Arc<Child>| -> Result<_, ConnectError> {
         let Prepared { program, args, env, cwd } = prepare(&config, &user, &settings)?;
-        let job = spawner.jobs.create().map_err(failed)?;
+        let job = agent.jobs.create().map_err(failed)?;
         let procs = job.as_ref().map(|job| job.open()).transpose().map_err(failed)?;
-        let child = spawner.reaper.spawn(&Spawn {
+        let request = Spawn {
             program,
             args,
             env,
@@ -144,18 +143,19 @@ pub(crate) async fn start(
             terminal: terminal.then(|| theirs[0].as_fd()),
             join: procs.as_ref().map(|procs| procs.as_fd()),
             max_processes: settings.max_processes(),
-        });
-        match child {
-            Ok(child) => Ok((config, child, job)),
+        };
+        match agent.reaper.spawn(&request, child) {
+            Ok(()) => Ok((config, job)),
             Err(error) => {
                 if let Some(job) = job {
-                    spawner.jobs.retire(job);
+                    agent.jobs.retire(job);
                 }
                 Err(start_error(&config, error))
             }
         }
-    });
-    let (config, child, job) = spawned.await?;
+    };
+    let (spawned, child) = agent.start(work).await;
+    let (config, job) = spawned?;
 
     let process = Arc::new(Process {
         config,

@@ -184,7 +184,6 @@ fn caller(users: &Users, sender: Option<UCred>) -> Result<(User, i32), String> {
 }
 
 struct Started {
-    child: Arc<Child>,
     terminal: Option<OwnedFd>,
     /// A group made for it, because the caller is in none.
     own_job: Option<Arc<Job>>,
@@ -206,6 +205,7 @@ fn start(
     request: &Request,
     fds: &[OwnedFd; FDS],
     caller: i32,
+    child: &Arc<Child>,
 ) -> Result<Started, String> {
     let program =
         look_up(&plan.program, &plan.path).ok_or_else(|| format!("{}: command not found", plan.program))?;
@@ -230,7 +230,7 @@ fn start(
     let theirs = agent.jobs.join_of(caller);
     let own_job = if theirs.is_some() { None } else { agent.jobs.create().map_err(failed)? };
     let own_procs = own_job.as_ref().map(|job| job.open()).transpose().map_err(failed)?;
-    let child = agent.reaper.spawn(&Spawn {
+    let spawn = Spawn {
         program: text(program)?,
         args,
         env,
@@ -243,9 +243,9 @@ fn start(
             .settings
             .get()
             .map_or(DEFAULT_MAX_PROCESSES, |settings| settings.max_processes()),
-    });
-    match child {
-        Ok(child) => Ok(Started { child, terminal: master, own_job }),
+    };
+    match agent.reaper.spawn(&spawn, child) {
+        Ok(()) => Ok(Started { terminal: master, own_job }),
         Err(error) => {
             if let Some(job) = own_job {
                 agent.jobs.retire(job);
@@ -259,7 +259,7 @@ async fn prepare(
     agent: &Arc<Agent>,
     stream: &UnixStream,
     received: &mut Received,
-) -> io::Result<Option<(Started, bool)>> {
+) -> io::Result<Option<(Started, Arc<Child>, bool)>> {
     let read = tokio::time::timeout(REQUEST_TIME, read_request(stream, received)).await;
     let request = read.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     let fds = std::mem::take(&mut received.fds);
@@ -282,10 +282,9 @@ async fn prepare(
             return Ok(None);
         }
     };
-    let starter = Arc::clone(agent);
-    match agent.blocking.run(move || start(&starter, plan, &request, &fds, pid)).await {
-        Ok(started) => Ok(Some((started, background))),
-        Err(reason) => {
+    match agent.start(move |agent, child| start(agent, plan, &request, &fds, pid, child)).await {
+        (Ok(started), child) => Ok(Some((started, child, background))),
+        (Err(reason), _) => {
             answer(stream, &Answer::Refused(reason), None).await?;
             Ok(None)
         }
@@ -294,8 +293,10 @@ async fn prepare(
 
 async fn converse(agent: &Arc<Agent>, stream: &UnixStream) -> io::Result<()> {
     let mut received = Received::default();
-    let Some((started, background)) = prepare(agent, stream, &mut received).await? else { return Ok(()) };
-    let Started { child, terminal, own_job } = started;
+    let Some((started, child, background)) = prepare(agent, stream, &mut received).await? else {
+        return Ok(());
+    };
+    let Started { terminal, own_job } = started;
     let told = answer(stream, &Answer::Started, terminal.as_ref()).await;
     let connected = match told {
         Ok(()) => follow_client(agent, stream, &child, terminal.as_ref(), received.bytes).await,
