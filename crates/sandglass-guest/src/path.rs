@@ -25,6 +25,9 @@ const MAX_LINKS: usize = 40;
 /// What `statfs` calls the file system of processes.
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 
+/// File systems that are interfaces of the kernel: processes, devices and control groups.
+const KERNEL_INTERFACES: [i64; 4] = [PROC_SUPER_MAGIC, 0x6265_6572, 0x27_e0eb, 0x6367_7270];
+
 /// A path that can't be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PathError {
@@ -297,6 +300,14 @@ impl Place {
     pub(crate) fn open(&self, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         let guard = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         rustix::fs::openat(&self.dir, &self.name, flags | guard, mode)
+    }
+
+    /// Whether writing there talks to the kernel and not to a disk.
+    ///
+    /// # Errors
+    /// The file system does not say what it is.
+    pub(crate) fn is_kernel_interface(&self) -> Result<bool, Errno> {
+        Ok(KERNEL_INTERFACES.contains(&rustix::fs::fstatfs(&self.dir)?.f_type))
     }
 
     /// Whether it is a directory's own name, which can't be removed or renamed in it.

@@ -53,6 +53,10 @@ fn create(access: &Access, path: &str) -> Result<OwnedFd, Refusal> {
         check(stat)?;
     }
     let refused = |errno| Refusal::io(&format!("opening '{path}' failed"), errno);
+    // With the agent's rights that would be more than any user of the sandbox may do.
+    if place.is_kernel_interface().map_err(refused)? {
+        return Err(Refusal::new(StatusCode::FORBIDDEN, format!("'{path}' is no place for files")));
+    }
     let flags = OFlags::WRONLY | OFlags::CREATE;
     let file = place.open(flags, Mode::from_raw_mode(0o644)).map_err(refused)?;
     // What was opened may not be what was there before; only now it is safe to change it.

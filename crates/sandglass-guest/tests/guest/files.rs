@@ -110,6 +110,17 @@ fn what_is_no_regular_file_is_refused_at_once() {
 }
 
 #[test]
+fn the_kernel_s_own_files_are_not_written() {
+    let agent = Native::start(&[]);
+    for path in
+        ["/proc/self/../1/mem", "/proc/1/comm", "/sys/kernel/uevent_helper", "/proc/sys/kernel/core_pattern"]
+    {
+        let reply = http(agent.api, "POST", &format!("/files?path={path}"), OCTETS, b"x");
+        assert_eq!(reply.status, 403, "{path}: {}", reply.text());
+    }
+}
+
+#[test]
 fn files_of_proc_are_read_to_their_end() {
     let agent = Native::start(&[]);
     let reply = http(agent.api, "GET", "/files?path=/proc/version", "", b"");
