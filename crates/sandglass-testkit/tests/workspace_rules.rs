@@ -1,5 +1,7 @@
 //! The rules that hold for the workspace as a whole, each as a test.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
