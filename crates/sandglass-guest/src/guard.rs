@@ -2,7 +2,7 @@
 //!
 //! A limit on processes alone does not help against a fork bomb: whatever ends makes room for the next fork, and
 //! each fork is expensive for the kernel in user space, so everything else waits, the agent included. So when the
-//! limit is nearly reached *and* the agent itself is slow, several times in a row, the largest group of processes
+//! limit is nearly reached *and* the agent itself is slow, for a while, the largest group of processes
 //! is ended, as the kernel ends the largest process when memory runs out. Many processes alone are no reason.
 
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::settings::DEFAULT_MAX_PROCESSES;
 const PERIOD: Duration = Duration::from_millis(250);
 
 /// A task of the agent that starts later than this is slow. Usually it takes some microseconds.
-const SLOW: Duration = Duration::from_millis(30);
+const SLOW: Duration = Duration::from_millis(50);
 
-/// How often in a row it must look like a storm.
-const STRIKES: u32 = 3;
+/// How long every look must show a storm. In one, two looks take longer than this.
+const LASTING: Duration = Duration::from_millis(750);
 
 /// What was seen at one look.
 #[derive(Debug, Clone, Copy)]
@@ -37,8 +37,22 @@ struct Look {
 
 /// Whether it looks like a storm.
 fn is_storm(look: &Look) -> bool {
-    let near = usize::try_from(look.limit).unwrap_or(usize::MAX).saturating_mul(9) / 10;
+    let near = usize::try_from(look.limit).unwrap_or(usize::MAX).saturating_mul(4) / 5;
     look.processes >= near.max(32) && look.delay >= SLOW
+}
+
+/// Whether a storm has lasted. `since` is when it began.
+fn lasts(since: &mut Option<Instant>, storm: bool, now: Instant) -> bool {
+    if !storm {
+        *since = None;
+        return false;
+    }
+    let began = *since.get_or_insert(now);
+    let lasts = now.saturating_duration_since(began) >= LASTING;
+    if lasts {
+        *since = None;
+    }
+    lasts
 }
 
 /// Watches on a thread of its own for as long as the agent lives.
@@ -47,15 +61,13 @@ fn is_storm(look: &Look) -> bool {
 /// The thread can't be started.
 pub(crate) fn start(agent: Arc<Agent>, runtime: Handle) -> std::io::Result<()> {
     std::thread::Builder::new().name("guard".into()).stack_size(64 * 1024).spawn(move || {
-        let mut strikes = 0;
+        let mut since = None;
         loop {
             // Without a group nothing can storm, and an idle sandbox is not woken.
             agent.jobs.wait_for_any();
             std::thread::sleep(PERIOD);
             let Some(look) = look(&agent, &runtime) else { return };
-            strikes = if is_storm(&look) { strikes + 1 } else { 0 };
-            if strikes >= STRIKES {
-                strikes = 0;
+            if lasts(&mut since, is_storm(&look), Instant::now()) {
                 let ended = agent.jobs.end_largest();
                 log::line(&format!(
                     "{} processes made the sandbox slow; the largest group was ended: {ended:?}",
@@ -91,10 +103,20 @@ mod tests {
     #[test]
     fn only_many_processes_and_a_slow_agent_are_a_storm() {
         let look = |processes, limit, millis| Look { processes, limit, delay: Duration::from_millis(millis) };
-        assert!(is_storm(&look(270, 300, 30)));
+        assert!(is_storm(&look(240, 300, 50)));
         assert!(is_storm(&look(1000, 300, 500)));
-        assert!(!is_storm(&look(269, 300, 500)));
-        assert!(!is_storm(&look(300, 300, 29)));
+        assert!(!is_storm(&look(239, 300, 500)));
+        assert!(!is_storm(&look(300, 300, 49)));
         assert!(!is_storm(&look(10, 10, 500)), "small limits are reached by small things");
+    }
+
+    #[test]
+    fn it_must_last() {
+        let start = Instant::now();
+        let mut since = None;
+        let mut look = |millis, storm| lasts(&mut since, storm, start + Duration::from_millis(millis));
+        assert!(!look(0, true) && !look(700, true) && !look(800, false));
+        assert!(!look(900, true) && !look(1600, true) && look(1700, true));
+        assert!(!look(1800, true), "after it was ended, it starts anew");
     }
 }
