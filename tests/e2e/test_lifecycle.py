@@ -302,7 +302,6 @@ def test_the_old_create_and_its_defaults(api):
         assert api.get(f"/sandboxes/{id}-6532622b").status_code == 200
         connected = api.post(f"/sandboxes/{id}/connect", json={"timeout": 30})
         assert connected.status_code == 200 and connected.json()["sandboxID"] == id
-        body_of(api.post(f"/sandboxes/{id}/resume", json={}), 409)
     finally:
         assert api.delete(f"/sandboxes/{id}").status_code == 204
     body_of(api.delete(f"/sandboxes/{id}"), 404)

@@ -55,6 +55,7 @@ def test_sudo_is_interactive_in_a_terminal(sandbox):
         terminal.type("echo I-am-$(whoami)-$(tty | cut -c1-8)\n")
         terminal.expect("I-am-root-/dev/pts")
         terminal.type("exit\n")
+        terminal.expect_prompt()
         terminal.type("echo again-$(whoami)\n")
         terminal.expect("again-user")
     finally:
