@@ -17,10 +17,16 @@
 //! nobody drains it, a file would grow without end. Diagnostics of the agent belong into its session.
 //!
 //! Processes are found by control group, and a pid is used only with its start time and within one boot. How far a
-//! sandbox has come is read from `runsc`'s own state file.
+//! sandbox has come is in its record or, if it is driven by the command line, in `runsc`'s own state file.
+//!
+//! # Two ways to drive it
+//! `runsc` makes every sandbox. What follows goes over its control socket where the version is known (see `control`):
+//! then the sandbox is made in an empty network namespace, and its start passes it a packet socket of the slot. A
+//! sandbox is driven to its end in the way in which it was made.
 
 mod airlocks;
 mod ceiling;
+mod control;
 mod disk;
 mod exit;
 mod image;
@@ -46,13 +52,14 @@ use sandglass_linux::cgroup::{self, CgroupError, Cgroups, Leaf};
 use sandglass_linux::process::{self, PidFd, Watch, adopt_orphans, boot_id};
 use sandglass_types::{InstanceId, SandboxId};
 
+use self::control::Control;
 use self::disk::no_room_or;
 use self::exit::{Evidence, classify};
 use self::image::{CHECKPOINT_TIMEOUT, Image, Unfinished};
 use self::layer::Layer;
 use self::make::Parts;
 use self::record::{Pinned, Record};
-use self::runsc::{Runsc, step};
+use self::runsc::{Make, Network, Runsc, Status, step};
 use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Isolation, Presence, SandboxSpec, SessionEnds,
     Stats,
@@ -87,6 +94,18 @@ pub struct GvisorConfig {
     pub guest_args: Vec<String>,
     /// The network; without it, a sandbox has a loopback interface and nothing else.
     pub airlocks: Option<Arc<dyn Airlocks>>,
+    /// How new sandboxes are driven.
+    pub driver: Driver,
+}
+
+/// How a sandbox is driven once it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Driver {
+    /// Over its control socket if the version of `runsc` is one that was tested so, else by the command line.
+    #[default]
+    Fastest,
+    /// By the command line of `runsc`.
+    CommandLine,
 }
 
 /// The gVisor engine.
@@ -97,6 +116,8 @@ pub struct GvisorEngine {
     layer: Layer,
     args: Vec<String>,
     airlocks: Option<Arc<dyn Airlocks>>,
+    /// Whether new sandboxes are driven over their control sockets.
+    over_socket: bool,
     cgroups: Cgroups,
     boot_id: String,
     /// One lock a sandbox, held for as long as a verb changes it.
@@ -112,7 +133,7 @@ impl GvisorEngine {
     /// # Errors
     /// The step that failed: something is missing on this machine.
     pub fn open(config: GvisorConfig) -> Result<Self, EngineError> {
-        let GvisorConfig { paths, instance, runsc, guest, guest_args, airlocks } = config;
+        let GvisorConfig { paths, instance, runsc, guest, guest_args, airlocks, driver } = config;
         let failed = |error: io::Error| no_room_or("prepare the folders", error);
         for folder in [&paths.data, &paths.sandboxes(), &paths.images()] {
             runsc::private_folder(folder).map_err(failed)?;
@@ -135,8 +156,15 @@ impl GvisorEngine {
             .map_err(|error| step("prepare the control groups", error))?;
         image::sweep(&paths.images()).map_err(|error| step("remove unfinished images", error))?;
         let args = std::iter::once(oci::GUEST_PATH.to_owned()).chain(guest_args).collect();
+        let runsc = Runsc::open(&runsc, &paths.runsc_root())?;
+        let over_socket = driver == Driver::Fastest && control::knows(&runsc.version);
+        if driver == Driver::Fastest && !over_socket {
+            let version = &runsc.version;
+            tracing::info!(version, "the control socket of this runsc is not known; sandboxes start slower");
+        }
         Ok(Self {
-            runsc: Runsc::open(&runsc, &paths.runsc_root())?,
+            runsc,
+            over_socket,
             layer: layer::ensure(&paths, &guest)?,
             boot_id: boot_id().map_err(|error| step("read the boot id", error))?,
             paths,
@@ -196,7 +224,28 @@ impl GvisorEngine {
         if self.process(&record)?.is_none() {
             return Ok(Presence::Remains);
         }
-        Ok(self.runsc.status(id).map_or(Presence::Remains, Into::into))
+        let status = match record.progress {
+            None => self.runsc.status(id),
+            // A host may have died before it could write that the guest runs.
+            Some(Status::Created) if self.control(id).started() => Some(Status::Running),
+            progress => progress,
+        };
+        Ok(status.map_or(Presence::Remains, Into::into))
+    }
+
+    fn control(&self, id: &SandboxId) -> Control {
+        Control::new(self.runsc.control_socket(id), id.clone())
+    }
+
+    /// Writes how far a sandbox has come that is driven over its control socket.
+    fn advance(&self, record: &mut Record, progress: Status) -> Result<(), EngineError> {
+        record.progress = Some(progress);
+        self.save(record)
+    }
+
+    fn save(&self, record: &Record) -> Result<(), EngineError> {
+        let path = self.paths.sandbox(&record.id).record();
+        record.write(&path).map_err(|error| no_room_or("write the record", error))
     }
 
     /// The record, if the sandbox is in the state that the verb needs.
@@ -245,10 +294,7 @@ impl GvisorEngine {
         let leaf = self.leaf(id)?;
         runsc::private_folder(paths.dir()).map_err(|error| no_room_or("make the sandbox's folder", error))?;
         let mut record = Record::new(id.clone(), self.pinned(spec), spec.limits, self.boot_id.clone());
-        let save = |record: &Record| {
-            record.write(&paths.record()).map_err(|error| no_room_or("write the record", error))
-        };
-        save(&record)?;
+        self.save(&record)?;
         match image {
             None => disk::blank(&self.paths, spec.limits.disk_mib(), &paths.disk())?,
             Some(image) => disk::copy(&image.disk(), &paths.disk())
@@ -258,12 +304,18 @@ impl GvisorEngine {
             Some(airlocks) => Some(airlocks.assign(id).map_err(|error| step("make the network", error))?),
             None => None,
         };
+        // `runsc restore` takes the interfaces from a namespace, however the sandbox is driven afterwards.
+        let (network, progress) = match image {
+            None if self.over_socket => (Network::OverControlSocket, Status::Created),
+            None => (Network::Namespace, Status::Created),
+            Some(_) => (Network::Namespace, Status::Running),
+        };
         let oci = oci::spec(&oci::Input {
             hostname: id.as_str(),
             args: &self.args,
             root: &paths.root_mount(),
             tmp: &paths.disk_mount().join(disk::TMP),
-            netns: netns.as_deref(),
+            netns: netns.as_deref().filter(|_| network == Network::Namespace),
             cgroups_path: &leaf.oci_path(),
             limits: spec.limits,
         });
@@ -287,7 +339,8 @@ impl GvisorEngine {
             }
         };
         let stdio = make::agent_stdio(&paths)?;
-        self.runsc.make(id, verb, &options, &paths.log(), before, stdio)?;
+        let call = Make { verb, options: &options, network, log: &paths.log() };
+        self.runsc.make(id, &call, before, stdio)?;
         drop(device);
         let identity = make::sandbox_process(&paths, &leaf)?;
         let watch = process::watch(identity).map_err(|error| step("watch the sandbox process", error))?;
@@ -295,7 +348,8 @@ impl GvisorEngine {
             lock(&self.watches).insert(id.clone(), Arc::new(watch));
         }
         record.sandbox = Some(identity.into());
-        save(&record)?;
+        record.progress = self.over_socket.then_some(progress);
+        self.save(&record)?;
         if image.is_some() { self.tighten(id, &record) } else { Ok(()) }
     }
 
@@ -373,23 +427,46 @@ impl Engine for GvisorEngine {
     fn start(&self, id: &SandboxId) -> Result<(), EngineError> {
         let lock_of = self.lock_of(id);
         let _held = lock(&lock_of);
-        let record = self.expect(id, Presence::Created, "start")?;
-        self.runsc.verb(id, "start", &[], VERB_TIMEOUT)?;
+        let mut record = self.expect(id, Presence::Created, "start")?;
+        if record.progress.is_some() {
+            let link = self.airlocks.as_ref().map(|airlocks| airlocks.guest_link(id)).transpose();
+            let link = link.map_err(|error| step("open the guest's interface", error))?;
+            self.control(id).start(link.as_ref())?;
+            self.advance(&mut record, Status::Running)?;
+        } else {
+            self.runsc.verb(id, "start", &[], VERB_TIMEOUT)?;
+        }
         self.tighten(id, &record)
     }
 
     fn pause(&self, id: &SandboxId) -> Result<(), EngineError> {
         let lock_of = self.lock_of(id);
         let _held = lock(&lock_of);
-        self.expect(id, Presence::Running, "pause")?;
-        self.runsc.verb(id, "pause", &[], VERB_TIMEOUT)
+        let mut record = self.expect(id, Presence::Running, "pause")?;
+        if record.progress.is_none() {
+            return self.runsc.verb(id, "pause", &[], VERB_TIMEOUT);
+        }
+        let control = self.control(id);
+        control.pause()?;
+        self.advance(&mut record, Status::Paused).inspect_err(|_| {
+            // Nobody would know to resume it.
+            if let Err(error) = control.resume() {
+                tracing::warn!(%id, error = %sandglass_types::error::Chain(&error), "a sandbox stays paused");
+            }
+        })
     }
 
     fn resume(&self, id: &SandboxId) -> Result<(), EngineError> {
         let lock_of = self.lock_of(id);
         let _held = lock(&lock_of);
-        self.expect(id, Presence::Paused, "resume")?;
-        self.runsc.verb(id, "resume", &[], VERB_TIMEOUT)
+        let mut record = self.expect(id, Presence::Paused, "resume")?;
+        if record.progress.is_none() {
+            return self.runsc.verb(id, "resume", &[], VERB_TIMEOUT);
+        }
+        // First, because a guest must never be resumed twice. If this host dies in between, or the answer is lost, the
+        // sandbox is said to run, and one that does not is noticed by its silence.
+        self.advance(&mut record, Status::Running)?;
+        self.control(id).resume()
     }
 
     fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
@@ -405,13 +482,17 @@ impl Engine for GvisorEngine {
         let checkpoint = unfinished.image().checkpoint();
         // Without `--leave-running`, a checkpoint that fails kills the sandbox. It stays paused all the same,
         // because pauses nest.
-        let options = [
+        let by_command_line = [
             OsStr::new("--leave-running"),
             OsStr::new("--compression=none"),
             OsStr::new("--image-path"),
             checkpoint.as_os_str(),
         ];
-        self.runsc.verb(id, "checkpoint", &options, CHECKPOINT_TIMEOUT)?;
+        if record.progress.is_some() {
+            self.control(id).checkpoint(&checkpoint)?;
+        } else {
+            self.runsc.verb(id, "checkpoint", &by_command_line, CHECKPOINT_TIMEOUT)?;
+        }
         let disk = self.paths.sandbox(id).disk();
         teardown::find_disk(&self.leaf(id)?, &disk)
             .and_then(|mount| mount.ok_or_else(|| io::Error::other("it is not mounted"))?.sync())

@@ -8,5 +8,6 @@ pub mod mount;
 pub mod namespace;
 pub mod netlink;
 pub mod nft;
+pub mod packet;
 pub mod privilege;
 pub mod process;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use sandglass_engine::Engine;
-use sandglass_engine::gvisor::{GvisorConfig, GvisorEngine, HostPaths};
+use sandglass_engine::gvisor::{Driver, GvisorConfig, GvisorEngine, HostPaths};
 use sandglass_engine::network::Assignments;
 use sandglass_linux::fdpass;
 use sandglass_linux::lock::FolderLock;
@@ -61,6 +61,7 @@ pub(crate) fn run(args: cli::Host) -> anyhow::Result<()> {
         guest: args.guest,
         guest_args: vec!["init".into()],
         airlocks: Some(Arc::clone(&airlocks) as _),
+        driver: Driver::default(),
     })
     .map_err(chain)?;
     let engine: Arc<dyn Engine> = Arc::new(engine);

@@ -27,6 +27,13 @@ pub trait Airlocks: Send + Sync + fmt::Debug {
     /// It has no airlock, or the kernel refused.
     fn socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, AirlockError>;
 
+    /// Opens the guest's interface for an engine that brings its own network stack: a packet socket on `eth0` of the
+    /// inner namespace, which loses its own address there. See [`sandglass_linux::packet`].
+    ///
+    /// # Errors
+    /// It has no pair, or the kernel refused.
+    fn guest_link(&self, id: &SandboxId) -> Result<OwnedFd, AirlockError>;
+
     /// Ends its pair; `Ok` if it has none.
     ///
     /// # Errors

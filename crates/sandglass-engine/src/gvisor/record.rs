@@ -11,6 +11,8 @@ use sandglass_linux::process::ProcessIdentity;
 use sandglass_types::{Digest, Limits, SandboxId};
 use serde::{Deserialize, Serialize};
 
+use super::runsc::Status;
+
 /// Upper bound of a record on disk, in bytes. A real one has about 600.
 const MAX_LEN: u64 = 64 * 1024;
 
@@ -29,6 +31,12 @@ pub(super) struct Record {
     pub(super) boot_id: String,
     /// The sandbox process; absent until `runsc` has made it, and for ever if the host died before.
     pub(super) sandbox: Option<Identity>,
+    /// How far it has come, if it is driven over its control socket; of another, `runsc` keeps that itself.
+    ///
+    /// It is written so that a host may die at any moment: a guest that is said to be paused is, and only what is said
+    /// to be created need be asked whether it runs by now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) progress: Option<Status>,
 }
 
 /// What a checkpoint needs to be restored with.
@@ -57,7 +65,7 @@ impl From<ProcessIdentity> for Identity {
 
 impl Record {
     pub(super) fn new(id: SandboxId, pinned: Pinned, limits: Limits, boot_id: String) -> Self {
-        Self { version: VERSION, id, pinned, limits, boot_id, sandbox: None }
+        Self { version: VERSION, id, pinned, limits, boot_id, sandbox: None, progress: None }
     }
 
     /// The sandbox process, if the record is of this boot.
@@ -124,6 +132,9 @@ mod tests {
         written.write(&path).unwrap();
         let read = Record::read(&path, &id).unwrap();
         assert_eq!(read, written);
+        written.progress = Some(Status::Paused);
+        written.write(&path).unwrap();
+        assert_eq!(Record::read(&path, &id), Some(written));
         assert_eq!(read.process("boot"), Some(process));
         assert_eq!(read.process("another boot"), None);
         assert_eq!(Record::read(&path, &SandboxId::random()), None);

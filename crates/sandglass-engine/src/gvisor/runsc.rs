@@ -58,7 +58,7 @@ struct State {
 }
 
 /// The states of `runsc` that a sandbox with a living sandbox process can be in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Status {
     Created,
@@ -74,6 +74,25 @@ impl From<Status> for Presence {
             Status::Paused => Self::Paused,
         }
     }
+}
+
+/// Where the guest's interfaces come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Network {
+    /// `runsc` finds them in the network namespace that it is told to join.
+    Namespace,
+    /// They are passed to the sandbox, which is in an empty namespace of its own, before it is started.
+    OverControlSocket,
+}
+
+/// A call that makes a sandbox.
+#[derive(Debug)]
+pub(super) struct Make<'a> {
+    pub(super) verb: &'static str,
+    pub(super) options: &'a [&'a OsStr],
+    pub(super) network: Network,
+    /// Where it writes its fatal errors.
+    pub(super) log: &'a Path,
 }
 
 /// The descriptors that become the agent's; standard error goes nowhere, because a guest may write to it for ever.
@@ -123,7 +142,7 @@ impl Runsc {
         timeout: Duration,
     ) -> Result<(), EngineError> {
         let launch = self
-            .launch(None, verb)
+            .launch(None, Network::Namespace, verb)
             .and_then(|launch| launch.args(options)?.arg(id.as_str()))
             .map_err(|error| step(verb, error))?;
         let output = run(launch, b"", timeout, MAX_OUTPUT).map_err(|error| step(verb, error))?;
@@ -134,15 +153,14 @@ impl Runsc {
     pub(super) fn make(
         &self,
         id: &SandboxId,
-        verb: &'static str,
-        options: &[&OsStr],
-        log: &Path,
+        call: &Make<'_>,
         before: Vec<Step>,
         stdio: AgentStdio,
     ) -> Result<(), EngineError> {
+        let &Make { verb, options, network, log } = call;
         let deadline = Instant::now() + MAKE_TIMEOUT;
         let launch = self
-            .launch(Some(log), verb)
+            .launch(Some(log), network, verb)
             .and_then(|launch| {
                 launch.args(options)?.arg(id.as_str())?.steps(before).stdin(stdio.stdin)?.stdout(stdio.stdout)
             })
@@ -177,13 +195,10 @@ impl Runsc {
 
     /// Removes what `runsc` remembers of a sandbox whose processes are gone.
     pub(super) fn forget(&self, id: &SandboxId) -> io::Result<()> {
-        let names = [
-            format!("{id}_sandbox:{id}.state"),
-            format!("{id}_sandbox:{id}.lock"),
-            format!("runsc-{id}.sock"),
-        ];
-        for name in names {
-            match fs_err::remove_file(self.root.join(name)) {
+        let names = [format!("{id}_sandbox:{id}.state"), format!("{id}_sandbox:{id}.lock")];
+        let paths = names.iter().map(|name| self.root.join(name)).chain([self.control_socket(id)]);
+        for path in paths {
+            match fs_err::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
@@ -191,7 +206,12 @@ impl Runsc {
         Ok(())
     }
 
-    fn launch(&self, log: Option<&Path>, verb: &str) -> Result<Launch, LaunchError> {
+    /// Where the control socket of a sandbox is.
+    pub(super) fn control_socket(&self, id: &SandboxId) -> PathBuf {
+        self.root.join(format!("runsc-{id}.sock"))
+    }
+
+    fn launch(&self, log: Option<&Path>, network: Network, verb: &str) -> Result<Launch, LaunchError> {
         let mut launch = Launch::new(&self.program)?
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")?
             .step(Step::OpenFiles(self.open_files))
@@ -211,14 +231,17 @@ impl Runsc {
         if let Some(log) = log {
             launch = launch.arg("--log")?.arg(log)?.args(["--log-format=json"])?;
         }
-        launch.args(FLAGS)?.arg(verb)
+        let network = match network {
+            Network::Namespace => "--network=sandbox",
+            Network::OverControlSocket => "--network=none",
+        };
+        launch.args(FLAGS)?.arg(network)?.arg(verb)
     }
 }
 
 /// The flags that every call gets; some matter when a sandbox is made, some when it is started.
-const FLAGS: [&str; 8] = [
+const FLAGS: [&str; 7] = [
     "--platform=systrap",
-    "--network=sandbox",
     // Connections do not survive a checkpoint; without this, one open connection makes it fail.
     "--net-disconnect-ok=true",
     // The disk of the sandbox is its own file system with its own size.

@@ -103,6 +103,11 @@ impl Airlocks for Assignments {
         Ok(slot.airlock_socket(socket)?)
     }
 
+    fn guest_link(&self, id: &SandboxId) -> Result<OwnedFd, AirlockError> {
+        let slot = self.slot(id)?.ok_or_else(|| io::Error::from(ErrorKind::NotFound))?;
+        Ok(slot.guest_link()?)
+    }
+
     fn release(&self, id: &SandboxId) -> Result<(), AirlockError> {
         if let Some(slot) = self.slot(id)? {
             slot.destroy()?;

@@ -1,7 +1,7 @@
 //! One slot: made, found again, used, removed.
 
 use std::io;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt};
 use sandglass_linux::namespace::{Netns, PinFolder};
 use sandglass_linux::netlink::{Rtnetlink, VethPeer};
-use sandglass_linux::nft;
+use sandglass_linux::{nft, packet};
 use sandglass_types::InstanceId;
 
 use super::plan::{AIRLOCK_ADDRESS, AIRLOCK_MAC, GUEST_ADDRESS, GUEST_MAC, INNER_LINK, PREFIX_LEN};
@@ -21,6 +21,9 @@ use crate::engine::AirlockSocket;
 
 /// How many connections may wait to be accepted by the name service.
 const DNS_BACKLOG: i32 = 64;
+
+/// Buffer of each direction of a packet socket, in bytes: what `runsc` gives the ones that it opens itself.
+const LINK_BUFFER: u32 = 4 << 20;
 
 /// How many names are tried before it must be something else that makes them look taken.
 const NAME_ATTEMPTS: usize = 8;
@@ -158,6 +161,22 @@ impl Slot {
         made.map_err(step("make a socket in the airlock"))
     }
 
+    /// Hands the guest's interface to a network stack outside the kernel, which then has its address to itself: the
+    /// kernel would answer in its place. May be repeated. The socket keeps the inner namespace alive.
+    ///
+    /// # Errors
+    /// There is no such slot, or the kernel refused.
+    pub fn guest_link(&self) -> Result<OwnedFd, NetworkError> {
+        let inner = self.pins.netns(&self.name.inner_pin()).map_err(step("open the inner namespace"))?;
+        let opened = inner.run(|| {
+            let mut netlink = Rtnetlink::open()?;
+            let index = netlink.index(INNER_LINK)?;
+            delete_address(&mut netlink, index, GUEST_ADDRESS)?;
+            packet::open(INNER_LINK, LINK_BUFFER)
+        });
+        opened.flatten().map_err(step("open the guest's interface"))
+    }
+
     /// Removes all that is left of the slot. The kernel ends each namespace once the last process and the last socket
     /// in it are gone; the guest is cut off at once.
     ///
@@ -247,11 +266,16 @@ impl Slot {
                 Err(error) if is(&error, Errno::NODEV) => return Ok(()),
                 index => index?,
             };
-            match netlink.delete_address(index, AIRLOCK_ADDRESS, PREFIX_LEN) {
-                Err(error) if is(&error, Errno::ADDRNOTAVAIL) => Ok(()),
-                result => result,
-            }
+            delete_address(&mut netlink, index, AIRLOCK_ADDRESS)
         })?
+    }
+}
+
+/// Takes an address off an interface; `Ok` if it is not there, or the interface has just gone with its other end.
+fn delete_address(netlink: &mut Rtnetlink, index: u32, address: Ipv4Addr) -> io::Result<()> {
+    match netlink.delete_address(index, address, PREFIX_LEN) {
+        Err(error) if is(&error, Errno::ADDRNOTAVAIL) || is(&error, Errno::NODEV) => Ok(()),
+        result => result,
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sandglass_engine::engine::{Engine, Exit, Presence, SandboxSpec, SessionEnds};
-use sandglass_engine::gvisor::{Airlocks, GvisorConfig, GvisorEngine, HostPaths};
+use sandglass_engine::gvisor::{Airlocks, Driver, GvisorConfig, GvisorEngine, HostPaths};
 use sandglass_engine::network::Assignments;
 use sandglass_linux::cgroup::{self, Cgroups};
 use sandglass_linux::{loopdev, mount};
@@ -22,25 +22,39 @@ const ROOTFS: Digest = Digest::from_bytes([0x5a; 32]);
 /// Most that one answer may take on a busy machine.
 const ANSWER: Duration = Duration::from_secs(60);
 
+/// Runs a test both over the control socket and by the command line of `runsc`.
+pub(crate) fn by_both(test: impl Fn(Driver)) {
+    for driver in [Driver::Fastest, Driver::CommandLine] {
+        eprintln!("driver: {driver:?}");
+        test(driver);
+    }
+}
+
 /// One data folder and its engine.
 pub(crate) struct Fixture {
     dir: tempfile::TempDir,
     instance: InstanceId,
     network: bool,
+    driver: Driver,
     engine: Option<GvisorEngine>,
 }
 
 impl Fixture {
     /// Without a network, which most tests do not need.
     pub(crate) fn new() -> Self {
-        Self::with(false)
+        Self::with(false, Driver::Fastest)
     }
 
     pub(crate) fn with_network() -> Self {
-        Self::with(true)
+        Self::with(true, Driver::Fastest)
     }
 
-    fn with(network: bool) -> Self {
+    /// The way of driving `runsc` matters to the test.
+    pub(crate) fn driven(network: bool, driver: Driver) -> Self {
+        Self::with(network, driver)
+    }
+
+    fn with(network: bool, driver: Driver) -> Self {
         let dir = tempfile::Builder::new().prefix("sandglass-test-").tempdir().unwrap();
         let rootfs = dir.path().join("cache/rootfs").join(ROOTFS.to_string());
         for folder in ["bin", "etc", "proc", "sys", "dev", "tmp", "run"] {
@@ -52,7 +66,7 @@ impl Fixture {
         let guest = dir.path().join("agent");
         std::fs::write(&guest, AGENT).unwrap();
         std::fs::set_permissions(&guest, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let mut fixture = Self { dir, instance: InstanceId::random(), network, engine: None };
+        let mut fixture = Self { dir, instance: InstanceId::random(), network, driver, engine: None };
         fixture.reopen();
         fixture
     }
@@ -66,10 +80,16 @@ impl Fixture {
         &self.instance
     }
 
+    /// From now on, and for sandboxes made from now on.
+    pub(crate) fn drive(&mut self, driver: Driver) {
+        self.driver = driver;
+        self.reopen();
+    }
+
     /// What a restarted host does.
     pub(crate) fn reopen(&mut self) {
         self.engine = None;
-        self.engine = Some(open(self.path(), &self.instance, self.network));
+        self.engine = Some(open(self.path(), &self.instance, self.network, self.driver));
     }
 
     pub(crate) fn engine(&self) -> &GvisorEngine {
@@ -182,7 +202,7 @@ impl Drop for Fixture {
 }
 
 /// Opens the engine of a fixture's folder.
-pub(crate) fn open(dir: &Path, instance: &InstanceId, network: bool) -> GvisorEngine {
+pub(crate) fn open(dir: &Path, instance: &InstanceId, network: bool, driver: Driver) -> GvisorEngine {
     let data = dir.join("data");
     let airlocks = || Arc::new(Assignments::open(&data, instance).unwrap()) as Arc<dyn Airlocks>;
     let config = GvisorConfig {
@@ -192,6 +212,7 @@ pub(crate) fn open(dir: &Path, instance: &InstanceId, network: bool) -> GvisorEn
         guest: dir.join("agent"),
         guest_args: Vec::new(),
         airlocks: network.then(airlocks),
+        driver,
     };
     GvisorEngine::open(config).unwrap()
 }
