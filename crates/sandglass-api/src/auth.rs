@@ -9,7 +9,8 @@ use sandglass_types::TeamId;
 use crate::error::ApiError;
 use crate::router::ApiState;
 
-const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// Carries the secret of a key.
+pub(crate) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Longest secret that is looked at, in bytes; ours have 44.
 const MAX_SECRET_LEN: usize = 128;

@@ -3,11 +3,13 @@
 use std::net::IpAddr;
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
+    TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use percent_encoding::percent_decode_str;
+
+use crate::auth::API_KEY;
 
 /// The port on which every sandbox's guest API seems to listen.
 pub(crate) const GUEST_API_PORT: u16 = 49983;
@@ -67,6 +69,25 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
+/// Removes API keys of this server: one that a client sends along by habit would be in hostile hands. What only has
+/// the same header's name is for the program inside, and stays.
+fn strip_keys(headers: &mut HeaderMap) {
+    for name in [API_KEY, AUTHORIZATION] {
+        if headers.get_all(&name).iter().any(|value| holds_key(value.as_bytes())) {
+            headers.remove(&name);
+        }
+    }
+}
+
+/// Whether a value has what every API key has: `e2b_` and 40 hexadecimal digits.
+fn holds_key(value: &[u8]) -> bool {
+    const PREFIX: &[u8] = b"e2b_";
+    const DIGITS: usize = 40;
+    value
+        .windows(PREFIX.len() + DIGITS)
+        .any(|part| part.strip_prefix(PREFIX).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)))
+}
+
 /// The protocol that a client wants to switch to, if it may.
 pub(crate) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let wanted = headers
@@ -103,6 +124,7 @@ pub(crate) fn to_sandbox(
     upgrade: Option<HeaderValue>,
 ) {
     strip_hop_by_hop(headers);
+    strip_keys(headers);
     // The server here answers it, when the sandbox begins to read.
     headers.remove(EXPECT);
     headers.remove(CONTENT_LENGTH);

@@ -46,6 +46,28 @@ fn internal_routes_however_spelled() {
 }
 
 #[test]
+fn keys_of_this_server_stay_outside() {
+    let key = "e2b_0123456789abcdefABCDEF0123456789abcdef01";
+    let sent = |name: &str, value: &str| {
+        let mut headers = map(&[(name, value)]);
+        to_sandbox(&mut headers, None, Ipv4Addr::LOCALHOST.into(), Framing::Empty, None);
+        headers.contains_key(name)
+    };
+    assert!(!sent("x-api-key", key));
+    assert!(!sent("x-api-key", &format!(" {key}, x")));
+    assert!(!sent("authorization", &format!("Bearer {key}")));
+    assert!(!sent("authorization", &format!("bearer  {key}")));
+    // What belongs to the program inside.
+    assert!(sent("x-api-key", "e2b_0123"));
+    assert!(sent("x-api-key", "sk-0123456789abcdef0123456789abcdef01234567"));
+    assert!(sent("authorization", "Basic dXNlcjo="));
+    assert!(sent("authorization", "Bearer eyJhbGciOi"));
+    let mut several = map(&[("x-api-key", "other"), ("x-api-key", key)]);
+    to_sandbox(&mut several, None, Ipv4Addr::LOCALHOST.into(), Framing::Empty, None);
+    assert!(!several.contains_key("x-api-key"));
+}
+
+#[test]
 fn what_a_sandbox_gets() {
     let mut headers = map(&[
         ("host", "old"),
