@@ -1,7 +1,7 @@
 //! Disks of sandboxes: sparse files, copied from blank ones that were formatted once.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -27,6 +27,9 @@ pub(super) const TMP: &str = "tmp";
 /// one; the inode tables are zero already, because a new file is.
 pub(super) const MOUNT_OPTIONS: &str =
     "data=writeback,nobarrier,noinit_itable,noauto_da_alloc,errors=remount-ro";
+
+/// Bytes that are copied at one time where the kernel can't copy by itself.
+const COPY_BUFFER: usize = 1 << 20;
 
 /// `mkfs.ext4` of the largest disk takes some seconds.
 const MKFS_TIMEOUT: Duration = Duration::from_secs(60);
@@ -106,16 +109,40 @@ pub(super) fn copy(source: &Path, target: &Path) -> io::Result<()> {
             Err(errno) => return Err(errno.into()),
         };
         let end = seek(&from, SeekFrom::Hole(start))?;
-        at = start;
-        while at < end {
-            let (mut read_at, mut write_at) = (at, at);
-            let room = usize::try_from(end - at).unwrap_or(usize::MAX);
-            let n = rustix::fs::copy_file_range(&from, Some(&mut read_at), &to, Some(&mut write_at), room)?;
-            if n == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
+        copy_range(&from, &to, start, end)?;
+        at = end;
+    }
+    Ok(())
+}
+
+/// Copies one stretch of data, in the kernel where it can: between two kinds of file systems it can't.
+fn copy_range(from: &fs_err::File, to: &fs_err::File, mut at: u64, end: u64) -> io::Result<()> {
+    while at < end {
+        let (mut read_at, mut write_at) = (at, at);
+        let room = usize::try_from(end - at).unwrap_or(usize::MAX);
+        let n = match rustix::fs::copy_file_range(from, Some(&mut read_at), to, Some(&mut write_at), room) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => n,
+            Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {
+                return copy_bytes(from, to, at, end);
             }
-            at += u64::try_from(n).map_err(io::Error::other)?;
+            Err(errno) => return Err(errno.into()),
+        };
+        at += u64::try_from(n).map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+fn copy_bytes(from: &fs_err::File, to: &fs_err::File, mut at: u64, end: u64) -> io::Result<()> {
+    let mut buffer = vec![0; COPY_BUFFER];
+    while at < end {
+        let room = usize::try_from(end - at).unwrap_or(COPY_BUFFER).min(COPY_BUFFER);
+        let n = from.file().read_at(&mut buffer[..room], at)?;
+        if n == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        to.file().write_all_at(&buffer[..n], at)?;
+        at += u64::try_from(n).map_err(io::Error::other)?;
     }
     Ok(())
 }
@@ -136,7 +163,7 @@ pub(super) fn no_room_or(step: &'static str, error: io::Error) -> EngineError {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+    use std::os::unix::fs::MetadataExt as _;
 
     use super::*;
 
@@ -158,6 +185,24 @@ mod tests {
         assert!(meta.blocks() * 512 < 1 << 20, "{} blocks", meta.blocks());
         assert_eq!(meta.permissions().mode() & 0o777, 0o600);
         assert_eq!(copy(&a, &b).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    }
+
+    #[test]
+    fn a_copy_may_go_to_another_file_system() {
+        let (here, there) =
+            (tempfile::tempdir_in("/var/tmp").unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+        let (a, b) = (here.path().join("a"), there.path().join("b"));
+        let device = |path: &Path| std::fs::metadata(path).unwrap().dev();
+        assert_ne!(device(here.path()), device(there.path()), "both folders are on one file system");
+        let file = std::fs::File::create(&a).unwrap();
+        file.set_len(64 << 20).unwrap();
+        // Longer than the buffer, and with an end inside of it.
+        let data: Vec<u8> = (0..COPY_BUFFER + 5000).map(|n| n.to_le_bytes()[1]).collect();
+        file.write_all_at(&data, 32 << 20).unwrap();
+        copy(&a, &b).unwrap();
+        assert!(std::fs::read(&a).unwrap() == std::fs::read(&b).unwrap());
+        let blocks = std::fs::metadata(&b).unwrap().blocks();
+        assert!(blocks * 512 < 4 << 20, "{blocks} blocks");
     }
 
     #[test]
