@@ -304,7 +304,8 @@ def test_the_old_create_and_its_defaults(api):
         assert connected.status_code == 200 and connected.json()["sandboxID"] == id
     finally:
         assert api.delete(f"/sandboxes/{id}").status_code == 204
-    body_of(api.delete(f"/sandboxes/{id}"), 404)
+    gone = until(lambda: (r := api.delete(f"/sandboxes/{id}")).status_code != 204 and r, what="its end")
+    body_of(gone, 404)
 
 
 def test_native_answers_say_what_isolates(api, fresh):

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use crate::Config;
 use crate::live::Live;
 use crate::owner::{Begin, Handle, Owner, Request};
-use crate::template::Template;
+use crate::template::{self, Template};
 
 /// The sandboxes that can be reached now.
 #[derive(Debug, Default)]
@@ -69,9 +69,16 @@ impl Shared {
         Self { store, host, clock, config, engine, node, live, tasks, stop, owners }
     }
 
-    pub(crate) fn template(&self, name: &str) -> Result<&Template, Error> {
-        let unknown = || Error::new(ErrorKind::NotFound, format!("template '{name}' not found"));
-        self.config.templates.get(name).ok_or_else(unknown)
+    /// The template that a client's reference means.
+    pub(crate) fn template(&self, reference: &str) -> Result<&Template, Error> {
+        let name = template::name_in(reference).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Invalid,
+                format!("invalid template reference {reference:?}: expected a name of a-z, 0-9, - and _"),
+            )
+        })?;
+        let unknown = || Error::new(ErrorKind::NotFound, format!("template '{reference}' not found"));
+        name.and_then(|name| self.config.templates.get(&name)).ok_or_else(unknown)
     }
 
     /// Claims a sandbox for a task of this process, or `None` if one has it already.
