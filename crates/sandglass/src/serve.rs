@@ -92,15 +92,17 @@ async fn serve(
         }
     });
     let store: Arc<dyn Store> = Arc::new(SqliteStore::open(Path::new(STORE)).await?);
-    let key = first_key(&*store).await?;
-    let control = Control::start(config, store, host, Arc::new(SystemClock))
+    let control = Control::start(config, Arc::clone(&store), host, Arc::new(SystemClock))
         .await
         .map_err(|error| anyhow::anyhow!("{}", sandglass_types::error::Chain(&error)))?;
+    // Only now, so that it is not lost with a start that fails: it is shown once and kept nowhere.
+    let key = first_key(&*store).await?;
+    // Before anybody is told that it runs: from then on a signal means an orderly stop.
+    let (mut interrupt, mut terminate) =
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     announce(address, key.as_deref(), &control)?;
     tasks.spawn({
         let shutdown = shutdown.clone();
-        let (mut interrupt, mut terminate) =
-            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         async move {
             tokio::select! {
                 _ = interrupt.recv() => {}
@@ -121,13 +123,21 @@ async fn serve(
     Ok(())
 }
 
-/// Makes a team and a key if there is no team yet, and returns the key's secret: nobody could do anything without.
+/// The name of the team that the first start makes.
+const FIRST_TEAM: &str = "default";
+
+/// Makes a key if there never was one, and a team for it if need be, and returns the key's secret: nobody could do
+/// anything without.
 async fn first_key(store: &dyn Store) -> anyhow::Result<Option<String>> {
-    if !store.teams().await?.is_empty() {
+    if !store.keys(None).await?.is_empty() {
         return Ok(None);
     }
     let now = SystemClock.now();
-    let team = store.create_team("default", now).await?;
+    let team = match store.teams().await?.into_iter().find(|team| team.name == FIRST_TEAM) {
+        None => store.create_team(FIRST_TEAM, now).await?,
+        Some(team) if team.revoked_at.is_some() => return Ok(None),
+        Some(team) => team,
+    };
     let (_, secret) = admin::new_key(store, &team, "first", now).await?;
     Ok(Some(secret))
 }
@@ -171,4 +181,44 @@ fn wait_for(host: &mut Child) {
         }
     }
     tracing::warn!("the privileged half still works on something; it ends by itself");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn store(folder: &tempfile::TempDir) -> SqliteStore {
+        SqliteStore::open(&folder.path().join("store.db")).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_first_start_makes_a_key_and_no_later_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(&folder).await;
+        let secret = first_key(&store).await.unwrap().unwrap();
+        assert!(secret.starts_with("e2b_"));
+        assert_eq!(first_key(&store).await.unwrap(), None);
+        let key = store.keys(None).await.unwrap().remove(0);
+        store.revoke_key(key.id, SystemClock.now()).await.unwrap();
+        assert_eq!(first_key(&store).await.unwrap(), None, "who revokes the last key wants none");
+    }
+
+    #[tokio::test]
+    async fn a_first_start_that_failed_half_way_does_not_lose_the_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(&folder).await;
+        let team = store.create_team(FIRST_TEAM, SystemClock.now()).await.unwrap();
+        assert!(first_key(&store).await.unwrap().is_some());
+        assert_eq!(store.keys(None).await.unwrap()[0].team, team.id);
+        assert_eq!(store.teams().await.unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_revoked_team_gets_no_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(&folder).await;
+        let team = store.create_team(FIRST_TEAM, SystemClock.now()).await.unwrap();
+        store.revoke_team(team.id, SystemClock.now()).await.unwrap();
+        assert_eq!(first_key(&store).await.unwrap(), None);
+    }
 }
