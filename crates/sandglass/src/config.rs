@@ -1,5 +1,6 @@
 //! Settings of the server: the command line over the file over the defaults.
 
+use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,6 +13,12 @@ use crate::cli::{EngineChoice, Serve};
 
 /// The longest lifetime that can be configured: a year.
 const MAX_LIFETIME_HOURS: u64 = 24 * 365;
+
+/// The largest file that is read, in bytes.
+const MAX_FILE: u64 = 64 << 10;
+
+/// The longest domain, in bytes, its port included (RFC 1035, 2.3.4).
+const MAX_DOMAIN: usize = 253 + ":65535".len();
 
 /// What the file may hold. An unknown key is an error: it is a typing mistake or of a newer version.
 #[derive(Debug, Default, Deserialize)]
@@ -59,6 +66,9 @@ impl Config {
         if !(1..=MAX_LIFETIME_HOURS).contains(&hours) {
             bail!("max_lifetime_hours must be between 1 and {MAX_LIFETIME_HOURS}, not {hours}");
         }
+        if let Some(domain) = file.domain.as_deref().filter(|domain| !is_domain(domain)) {
+            bail!("domain in the config must be a host name, with or without :PORT, not {domain:?}");
+        }
         let default_listen = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 3000));
         let folder = |args: &Option<PathBuf>, file: Option<PathBuf>, default: &str| {
             args.clone().or(file).unwrap_or_else(|| default.into())
@@ -75,8 +85,29 @@ impl Config {
     }
 }
 
+/// Whether clients can build names below it: labels of letters, digits and dashes, and perhaps a port.
+fn is_domain(text: &str) -> bool {
+    let (name, port) = match text.split_once(':') {
+        Some((name, port)) => (name, Some(port)),
+        None => (text, None),
+    };
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    text.len() <= MAX_DOMAIN
+        && name.split('.').all(is_label)
+        && port.is_none_or(|port| port.parse::<std::num::NonZeroU16>().is_ok())
+}
+
 fn read(path: &Path) -> anyhow::Result<File> {
-    let text = fs::read_to_string(path)?;
+    let mut text = String::new();
+    fs::File::open(path)?.take(MAX_FILE + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE {
+        bail!("{} is no config: it has more than {} KiB", path.display(), MAX_FILE >> 10);
+    }
     toml::from_str(&text).with_context(|| format!("{} is not a valid config", path.display()))
 }
 
@@ -107,9 +138,30 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        let error = |file| format!("{:#}", resolve(file, None).unwrap_err());
+        let error = |file: &str| format!("{:#}", resolve(file, None).unwrap_err());
         assert!(error("lisen = \"127.0.0.1:1\"").contains("lisen"));
         assert!(error("engine = \"docker\"").contains("docker"));
         assert!(error("max_lifetime_hours = 0").contains("between 1 and"));
+        assert!(error("domain = \"a b/c\"").contains("a b/c"));
+        assert!(error(&format!("#{}", "x".repeat(70_000))).contains("64 KiB"));
+    }
+
+    #[test]
+    fn a_file_without_end_is_refused() {
+        let error = read(Path::new("/dev/zero")).unwrap_err();
+        assert!(error.to_string().contains("64 KiB"), "{error}");
+    }
+
+    #[test]
+    fn domains() {
+        for good in ["sandboxes.example.com", "localhost:3000", "A-b.c", "x"] {
+            assert!(is_domain(good), "{good}");
+        }
+        let long = "a.".repeat(130) + "a";
+        for bad in
+            ["", ".", "a..b", "a b", "a/b", "-a", "a-", "a:", "a:0", "a:99999", "http://a", "*.a", &long]
+        {
+            assert!(!is_domain(bad), "{bad}");
+        }
     }
 }
