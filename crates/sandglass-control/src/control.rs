@@ -19,7 +19,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use crate::live::Live;
 use crate::owner::{Begin, Handle};
 use crate::reconcile::{self, Repair};
-use crate::request::{CreateSandbox, check_timeout, template_name};
+use crate::request::{CreateSandbox, check_timeout};
 use crate::shared::Shared;
 use crate::template::Template;
 
@@ -124,7 +124,7 @@ impl Control {
     pub async fn create(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error> {
         let shared = &self.0;
         request.check(shared.config.max_lifetime)?;
-        let template = shared.template(&template_name(&request.template)?)?;
+        let template = shared.template(&request.template)?;
         let now = shared.clock.now();
         let new = NewSandbox {
             id: SandboxId::random(),

@@ -67,31 +67,6 @@ impl CreateSandbox {
     }
 }
 
-/// The name in a reference to a template: `[NAMESPACE/]NAME[:TAG]`, in any case. There is one namespace and one tag so
-/// far, so another one is not malformed but unknown.
-///
-/// # Errors
-/// [`ErrorKind::Invalid`] if it can't name any template, [`ErrorKind::NotFound`] if it names none of this server's.
-pub fn template_name(reference: &str) -> Result<String, Error> {
-    let part = |text: &str, extra: &[u8]| {
-        (1..=64).contains(&text.len())
-            && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || extra.contains(&b))
-    };
-    let lower = reference.to_ascii_lowercase();
-    let (path, tag) = lower.split_once(':').unwrap_or((&lower, "default"));
-    let (namespace, name) = path.split_once('/').map_or((None, path), |(space, name)| (Some(space), name));
-    let well_formed =
-        part(name, b"-_") && part(tag, b"-_.") && namespace.is_none_or(|namespace| part(namespace, b"-_"));
-    if !well_formed {
-        let message = "templateID must be [namespace/]name[:tag] of letters, digits, '-' and '_'";
-        return Err(Error::new(ErrorKind::Invalid, message));
-    }
-    if namespace.is_some() || tag != "default" {
-        return Err(Error::new(ErrorKind::NotFound, format!("template '{lower}' not found")));
-    }
-    Ok(name.to_owned())
-}
-
 fn check_pairs(field: &str, pairs: &BTreeMap<String, String>) -> Result<(), Error> {
     if pairs.len() > MAX_PAIRS {
         return Err(Error::new(ErrorKind::Invalid, format!("{field} may have at most {MAX_PAIRS} entries")));
@@ -120,18 +95,6 @@ mod tests {
             allow_internet_access: None,
             idempotency: None,
         }
-    }
-
-    #[test]
-    fn references_to_templates() {
-        assert_eq!(template_name("base").unwrap(), "base");
-        assert_eq!(template_name("Base:default").unwrap(), "base");
-        let kind = |text: &str| template_name(text).unwrap_err().kind();
-        for malformed in ["", "not a name!", "../etc", "a/b/c", "base:", ":tag", "b\0", &"a".repeat(65)] {
-            assert_eq!(kind(malformed), ErrorKind::Invalid, "{malformed:?}");
-        }
-        assert_eq!(kind("team/base"), ErrorKind::NotFound);
-        assert_eq!(kind("base:v2"), ErrorKind::NotFound);
     }
 
     #[test]
