@@ -4,14 +4,14 @@
 //! that all servers of a machine share, and is named by its content:
 //!
 //! ```text
-//! <cache>/templates/base.json       what `base` is now: a Template
+//! <cache>/templates/base.KEY.json   what the recipe KEY gave: a Template
 //! <cache>/templates/base.lock       held by the server that prepares it
 //! <cache>/rootfs/<digest>/          one root file system, never changed after it appeared
 //! <cache>/build/                    scratch folders of the server that holds the lock
 //! ```
 //!
 //! A changed recipe, or a new release of the machine's Debian, gives a new root file system beside the old
-//! one, which running sandboxes still use. All functions block.
+//! one, which running sandboxes and servers of another version still use. All functions block.
 
 mod build;
 mod recipe;
@@ -121,15 +121,26 @@ pub fn rootfs_dir(cache_dir: &Path, rootfs: Digest) -> PathBuf {
     cache_dir.join("rootfs").join(rootfs.to_string())
 }
 
-/// Reads what a template is now, without any privilege. `None` if it was never prepared here.
+/// Reads what this program's recipe of that name gave on this machine, without any privilege. `None` if it was
+/// never prepared, or there is no such recipe.
 ///
 /// # Errors
 /// The record is there but can't be read.
 pub fn load(cache_dir: &Path, name: &str) -> Result<Option<Template>, TemplateError> {
-    if !is_name(name) {
-        return Ok(None);
+    match recipe::find(name) {
+        Some(recipe) => read_record(cache_dir, name, recipe.key(&release()?)),
+        None => Ok(None),
     }
-    let path = record_path(cache_dir, name);
+}
+
+/// The Debian release of this machine.
+fn release() -> Result<String, TemplateError> {
+    let os_release = fs::read_to_string("/etc/os-release").step("reading the release of this machine")?;
+    Ok(recipe::release(&os_release))
+}
+
+fn read_record(cache_dir: &Path, name: &str, key: Digest) -> Result<Option<Template>, TemplateError> {
+    let path = record_path(cache_dir, name, key);
     let mut text = String::new();
     match fs::File::open(&path) {
         Ok(file) => file.take(MAX_RECORD).read_to_string(&mut text).step("reading the template")?,
@@ -151,8 +162,7 @@ pub fn prepare(
     mut progress: impl FnMut(&str),
 ) -> Result<Template, TemplateError> {
     let recipe = recipe::find(name).ok_or_else(|| TemplateError::Unknown(name.to_owned()))?;
-    let os_release = fs::read_to_string("/etc/os-release").step("reading the release of this machine")?;
-    prepare_recipe(cache_dir, &recipe, &recipe::release(&os_release), &mut progress)
+    prepare_recipe(cache_dir, &recipe, &release()?, &mut progress)
 }
 
 fn prepare_recipe(
@@ -168,12 +178,12 @@ fn prepare_recipe(
         return Err(TemplateError::NotRoot(recipe.name.to_owned()));
     }
     // The record appears by a rename, so that a reader needs no lock.
-    if let Some(template) = load(cache_dir, recipe.name)?.filter(is_current) {
+    if let Some(template) = prepared()? {
         return Ok(template);
     }
     make_folders(cache_dir)?;
     let _lock = lock(cache_dir, recipe.name, progress)?;
-    if let Some(template) = load(cache_dir, recipe.name)?.filter(is_current) {
+    if let Some(template) = prepared()? {
         return Ok(template);
     }
     let started = Instant::now();
@@ -253,8 +263,8 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_'))
 }
 
-fn record_path(cache_dir: &Path, name: &str) -> PathBuf {
-    cache_dir.join("templates").join(format!("{name}.json"))
+fn record_path(cache_dir: &Path, name: &str, key: Digest) -> PathBuf {
+    cache_dir.join("templates").join(format!("{name}.{key}.json"))
 }
 
 /// The record is for every user to read; the root file systems, which hold set-uid programs, are not. apt
@@ -359,7 +369,7 @@ fn unpack(tar: &Path, into: &Path) -> Result<(), TemplateError> {
 
 fn record(cache_dir: &Path, template: &Template) -> Result<(), TemplateError> {
     let step = "recording the template";
-    let path = record_path(cache_dir, &template.name);
+    let path = record_path(cache_dir, &template.name, template.recipe);
     let json = serde_json::to_vec_pretty(template).map_err(io::Error::from).step(step)?;
     let mut file = tempfile::NamedTempFile::new_in(cache_dir.join("templates")).step(step)?;
     file.as_file().set_permissions(Permissions::from_mode(0o644)).step(step)?;
