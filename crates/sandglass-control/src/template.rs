@@ -172,8 +172,10 @@ fn prepare_recipe(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Template, TemplateError> {
     let key = recipe.key(release);
-    let is_current =
-        |template: &Template| template.recipe == key && rootfs_dir(cache_dir, template.rootfs).is_dir();
+    let prepared = || -> Result<_, TemplateError> {
+        let template = read_record(cache_dir, recipe.name, key)?;
+        Ok(template.filter(|template| rootfs_dir(cache_dir, template.rootfs).is_dir()))
+    };
     if !rustix::process::geteuid().is_root() {
         return Err(TemplateError::NotRoot(recipe.name.to_owned()));
     }
