@@ -33,7 +33,9 @@ lint: guest ## Check format and lints
 	cargo fmt --all --check
 	cargo clippy --locked --release --workspace --all-targets -- -D warnings
 
-test: setup lint build ## Run every test: unit, engine, and end to end with the E2B SDK
+# Server and tests in one build: apart, crates whose features differ between the two would be compiled twice.
+test: setup lint ## Run every test: unit, engine, and end to end with the E2B SDK
+	cargo build --locked --release --workspace --all-targets
 	@scripts/test.sh
 
 fmt: ## Format the code
