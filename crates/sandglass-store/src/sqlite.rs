@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
-use sqlx::sqlite::{SqlitePool, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{Sqlite, Transaction};
+use sqlx::sqlite::{SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{Connection as _, Sqlite, Transaction};
 
 use crate::{
     ApiKey, Created, Event, KeyDigest, ListFilter, ListPage, NewSandbox, SandboxRow, Store, StoreError, Team,
@@ -59,7 +59,13 @@ impl SqliteStore {
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
         open::prepare(path).await?;
         let options = open::options(path).synchronous(SqliteSynchronous::Normal);
-        let one = || SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
+        let one = || {
+            SqlitePoolOptions::new()
+                .max_connections(1)
+                .idle_timeout(None)
+                .max_lifetime(None)
+                .after_release(|connection, _| Box::pin(is_clean(connection)))
+        };
         let writer = one().connect_with(options.clone()).await.map_err(database)?;
         let durable = one()
             .idle_timeout(Duration::from_secs(60))
@@ -96,6 +102,14 @@ impl SqliteStore {
     async fn write_durably(&self) -> Result<Transaction<'static, Sqlite>, StoreError> {
         self.durable.begin_with("BEGIN IMMEDIATE").await.map_err(database)
     }
+}
+
+/// Whether a connection that comes back may be used again. When the disk is full, SQLite ends a transaction by itself,
+/// and sqlx goes on believing in it: every later one on that connection would fail.
+async fn is_clean(connection: &mut SqliteConnection) -> sqlx::Result<bool> {
+    // What the last user left to be rolled back comes before this.
+    connection.ping().await?;
+    Ok(!connection.is_in_transaction())
 }
 
 fn database(error: sqlx::Error) -> StoreError {

@@ -37,6 +37,21 @@ async fn a_nul_is_a_character_like_others() {
 }
 
 #[tokio::test]
+async fn a_full_disk_fails_a_verb_and_none_after_it() {
+    let (store, _folder) = open().await;
+    let team = store.create_team("acme", at(0)).await.unwrap().id;
+    // For this connection alone the file may not grow any more.
+    sqlx::query("PRAGMA max_page_count = 1").execute(&store.writer).await.unwrap();
+    let large = BTreeMap::from([("k".to_owned(), "v".repeat(60_000))]);
+    let new = NewSandbox { metadata: large, ..sandbox_of(team, 0) };
+    let error = store.insert_sandbox(&new).await.unwrap_err();
+    assert!(format!("{error:?}").contains("full"), "{error:?}");
+    assert!(store.sandbox(&new.id).await.unwrap().is_none());
+    store.insert_sandbox(&new).await.unwrap();
+    assert_eq!(store.sandbox(&new.id).await.unwrap().unwrap().metadata, new.metadata);
+}
+
+#[tokio::test]
 async fn rows_that_we_cannot_have_written_are_corrupt() {
     let (store, _folder) = open().await;
     let team = store.create_team("acme", at(0)).await.unwrap().id;
