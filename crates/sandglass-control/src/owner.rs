@@ -2,7 +2,7 @@
 //!
 //! Everything that happens to a sandbox meets here: what clients want, the wall clock, the end of its processes.
 //! Each step is stored before it is acted on, so the task may die at any moment: the reconciler starts another
-//! one that takes up what the store says.
+//! one that takes up what the store says. An end that can't be stored is the exception: it comes true all the same.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +97,10 @@ impl<'a> Owner<'a> {
         }
         // Also the way of a half-made one that a crashed server left behind.
         if matches!(self.row.state, SandboxState::Creating | SandboxState::Running) {
-            self.settle(Event::Missing, "it was not whole when the server started").await;
+            let why = "it was not whole when the server started";
+            if !self.settle(Event::Missing, why).await {
+                self.remove_and_settle(Event::Missing, why, None).await;
+            }
         }
         self.end().await;
     }
@@ -110,10 +113,10 @@ impl<'a> Owner<'a> {
     ) {
         let mut asker = Some(asker);
         let mut coming_up = Some(Box::pin(bring_up));
-        let (mut exited, mut cut_off) = (None, None);
-        loop {
+        let (mut exited, mut cut_off, mut killer) = (None, None, None);
+        let (event, why) = loop {
             let due = self.row.end_at.since(self.shared.clock.now());
-            let (event, why) = tokio::select! {
+            break tokio::select! {
                 outcome = output_of(&mut coming_up) => {
                     coming_up = None;
                     let (outcome, why) = match self.arrived(outcome).await {
@@ -156,10 +159,8 @@ impl<'a> Owner<'a> {
                         continue;
                     }
                     Some(Request::Kill(reply)) => {
-                        let killed = self.settle(Event::Kill, "a client asked for it").await;
-                        let failed = || Error::new(ErrorKind::Internal, "the kill could not be stored; try again");
-                        let _gone = reply.send(killed.then_some(()).ok_or_else(failed));
-                        if killed { break } else { continue }
+                        killer = Some(reply);
+                        (Event::Kill, "a client asked for it".into())
                     }
                     // Every handle is gone, so this server stops.
                     None => std::future::pending().await,
@@ -169,10 +170,12 @@ impl<'a> Owner<'a> {
                     (Event::TimeUp, "its time is up".into())
                 }
             };
-            while !self.settle(event, &why).await {}
-            break;
-        }
+        };
+        let stored = self.settle(event, &why).await;
         self.make_unreachable();
+        if let Some(killer) = killer.take_if(|_| stored) {
+            let _gone = killer.send(Ok(()));
+        }
         if let Some(asker) = asker {
             let ended = Error::new(ErrorKind::Conflict, "the sandbox was ended before it was ready");
             let _gone = asker.send(Err(ended));
@@ -180,6 +183,43 @@ impl<'a> Owner<'a> {
         // A verb that is under way in the host must not come after the one that removes.
         if let Some(coming_up) = coming_up {
             let _abandoned = coming_up.await;
+        }
+        if !stored {
+            self.remove_and_settle(event, &why, killer).await;
+        }
+    }
+
+    /// The end that could not be stored. Mostly the disk is full, perhaps with what this very sandbox wrote, so it goes
+    /// first and makes room. Should this server die before the end is stored, the next one finds a sandbox without
+    /// processes, and ends it as well.
+    async fn remove_and_settle(
+        &mut self,
+        event: Event,
+        why: &str,
+        mut killer: Option<oneshot::Sender<Result<(), Error>>>,
+    ) {
+        let (mut removed, mut pause) = (false, RETRY.0);
+        loop {
+            removed = removed || self.remove().await;
+            if let Some(killer) = killer.take_if(|_| removed) {
+                let _gone = killer.send(Ok(()));
+            }
+            if self.settle(event, why).await {
+                return;
+            }
+            self.answer_for(pause).await;
+            pause = (pause * 2).min(RETRY.1);
+        }
+    }
+
+    /// Lets time pass. Requests are answered meanwhile.
+    async fn answer_for(&mut self, pause: Duration) {
+        let mut passed = std::pin::pin!(sleep(pause));
+        loop {
+            tokio::select! {
+                () = &mut passed => return,
+                Some(request) = self.requests.recv() => answer_at_end(&self.row.id, request),
+            }
         }
     }
 
@@ -219,7 +259,6 @@ impl<'a> Owner<'a> {
             }
             Err(error) => {
                 tracing::error!(sandbox = %self.row.id, error = %Chain(&error), "a step could not be stored");
-                sleep(RETRY.0).await;
                 false
             }
         }
@@ -238,12 +277,14 @@ impl<'a> Owner<'a> {
     async fn end(&mut self) {
         self.make_unreachable();
         let mut pause = RETRY.0;
-        while self.row.state != SandboxState::Ended {
-            let removed = self.remove().await;
-            if removed && self.settle(Event::Removed, "nothing of it is left").await {
-                continue;
+        loop {
+            if self.remove().await {
+                self.settle(Event::Removed, "nothing of it is left").await;
             }
-            sleep(pause).await;
+            if self.row.state == SandboxState::Ended {
+                return;
+            }
+            self.answer_for(pause).await;
             pause = (pause * 2).min(RETRY.1);
         }
     }
@@ -262,12 +303,17 @@ impl<'a> Owner<'a> {
                     }
                     return outcome.is_ok();
                 }
-                Some(request) = self.requests.recv() => match request {
-                    Request::Kill(reply) => drop(reply.send(Ok(()))),
-                    Request::SetEnd { reply, .. } => drop(reply.send(Err(crate::not_found(&self.row.id)))),
-                },
+                Some(request) = self.requests.recv() => answer_at_end(&self.row.id, request),
             }
         }
+    }
+}
+
+/// What is answered once the end has begun.
+fn answer_at_end(id: &SandboxId, request: Request) {
+    match request {
+        Request::Kill(reply) => drop(reply.send(Ok(()))),
+        Request::SetEnd { reply, .. } => drop(reply.send(Err(crate::not_found(id)))),
     }
 }
 
