@@ -67,26 +67,25 @@ def test_wall_clock_ends_a_busy_sandbox(server):
 
 
 def test_fork_bomb_and_busy_loops_leave_the_agent_answering(server, fresh):
-    """`/health` within 250 ms, or the sandbox has ended and says why."""
+    """`/health` within 250 ms once the bomb is seen, or the sandbox has ended and says why."""
     loops = "for i in 1 2 3 4; do (while :; do :; done) & done"
     bomb = "bomb() { bomb | bomb & }; bomb"
     handle = fresh.commands.run(f"{loops}; {bomb}; wait", background=True, timeout=60)
     headers = {"E2b-Sandbox-Id": fresh.sandbox_id, "E2b-Sandbox-Port": "49983"}
-    times = []
+    quick = 0
     with httpx.Client(base_url=server.url, headers=headers, timeout=10) as client:
-        ends = time.monotonic() + 6
-        while time.monotonic() < ends:
+        ends = time.monotonic() + 60
+        # The agent ends what silences it; then it is as quick as ever, although the loops go on.
+        while quick < 20 and time.monotonic() < ends:
             started = time.monotonic()
             answer = client.get("/health")
-            times.append(time.monotonic() - started)
             if answer.status_code == 502:
                 break
             assert answer.status_code == 204, answer.text
-            time.sleep(0.05)
+            quick = quick + 1 if time.monotonic() - started < 0.25 else 0
     handle.disconnect()
     if fresh.is_running():
-        # One slow answer in twenty may be this machine's fault.
-        assert sorted(times)[int(len(times) * 0.95) - 1] < 0.25, sorted(times)[-10:]
+        assert quick == 20, "the agent stayed slow"
     else:
         reason = until(lambda: native(server, fresh).get("end_reason"), what="the reason of the end")
         assert reason in ("processes", "out_of_memory"), reason
