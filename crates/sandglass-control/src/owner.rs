@@ -91,8 +91,8 @@ impl<'a> Owner<'a> {
 
     async fn live_and_end(&mut self, begin: Begin) {
         match begin {
-            Begin::Create(reply) => self.live(create(&self.shared, &self.row, &self.gone), reply).await,
-            Begin::Adopt(reply) => self.live(adopt(&self.shared, &self.row, &self.gone), reply).await,
+            Begin::Create(reply) => self.live(Origin::New, reply).await,
+            Begin::Adopt(reply) => self.live(Origin::Found, reply).await,
             Begin::End => {}
         }
         // Also the way of a half-made one that a crashed server left behind.
@@ -106,13 +106,10 @@ impl<'a> Owner<'a> {
     }
 
     /// Brings it up, and keeps it until its end is stored.
-    async fn live(
-        &mut self,
-        bring_up: impl Future<Output = Result<Arc<Live>, Error>> + Send + 'static,
-        asker: oneshot::Sender<Result<(), Error>>,
-    ) {
+    async fn live(&mut self, origin: Origin, asker: oneshot::Sender<Result<(), Error>>) {
         let mut asker = Some(asker);
-        let mut coming_up = Some(Box::pin(bring_up));
+        let coming_up = bring_up(Arc::clone(&self.shared), self.row.clone(), self.gone.clone(), origin);
+        let mut coming_up = Some(Box::pin(coming_up));
         let (mut exited, mut cut_off, mut killer) = (None, None, None);
         let (event, why) = loop {
             let due = self.row.end_at.since(self.shared.clock.now());
@@ -325,50 +322,43 @@ async fn output_of<F: Future + Unpin>(future: &mut Option<F>) -> F::Output {
     }
 }
 
-/// Makes it and brings its agent up. Stops between two steps once its end has begun.
-fn create(
-    shared: &Arc<Shared>,
-    row: &SandboxRow,
-    gone: &CancellationToken,
-) -> impl Future<Output = Result<Arc<Live>, Error>> + Send + 'static {
-    let (shared, row, gone) = (Arc::clone(shared), row.clone(), gone.clone());
-    async move {
-        let host = &shared.host;
-        host.create(SandboxSpec { id: row.id.clone(), rootfs: row.rootfs, limits: row.limits }).await?;
-        agent::guard_airlock(host, &row.id, &gone, &shared.tasks).await?;
-        if !gone.is_cancelled() {
-            host.start(&row.id).await?;
-        }
-        bring_up(&shared, &row, &gone).await
-    }
+/// Where a sandbox that comes up is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// It is to be made.
+    New,
+    /// An earlier server made it, and it runs.
+    Found,
 }
 
-/// Takes it up as an earlier server left it.
-fn adopt(
-    shared: &Arc<Shared>,
-    row: &SandboxRow,
-    gone: &CancellationToken,
-) -> impl Future<Output = Result<Arc<Live>, Error>> + Send + 'static {
-    let (shared, row, gone) = (Arc::clone(shared), row.clone(), gone.clone());
-    async move {
-        agent::guard_airlock(&shared.host, &row.id, &gone, &shared.tasks).await?;
-        bring_up(&shared, &row, &gone).await
+/// Brings a sandbox to where it can be reached. Stops between two steps once its end has begun.
+async fn bring_up(
+    shared: Arc<Shared>,
+    row: SandboxRow,
+    gone: CancellationToken,
+    origin: Origin,
+) -> Result<Arc<Live>, Error> {
+    let (host, id) = (&shared.host, &row.id);
+    if origin == Origin::New {
+        host.create(SandboxSpec { id: id.clone(), rootfs: row.rootfs, limits: row.limits }).await?;
     }
-}
-
-async fn bring_up(shared: &Shared, row: &SandboxRow, gone: &CancellationToken) -> Result<Arc<Live>, Error> {
+    // Before anything runs in a new one; and a found one lost its listeners with their server.
+    agent::guard_airlock(host, id, &gone, &shared.tasks).await?;
+    if origin == Origin::New && !gone.is_cancelled() {
+        host.start(id).await?;
+    }
     let ready = async {
-        let (session, generation) = agent::attach(&shared.host, &row.id, gone, &shared.tasks).await?;
+        let (session, generation) = agent::attach(host, id, &gone, &shared.tasks).await?;
         if generation != row.generation.0 {
-            agent::configure(&session, row, shared.template(&row.template)?).await?;
+            agent::configure(&session, &row, shared.template(&row.template)?).await?;
         }
-        Ok(Arc::new(Live::new(row.id.clone(), session, shared.host.clone(), gone.clone())))
+        Ok(Arc::new(Live::new(id.clone(), session, host.clone(), gone.clone())))
     };
     tokio::select! {
         outcome = ready => outcome,
-        exit = shared.host.wait(&row.id) => {
-            let exit = exit?;
-            Err(Error::internal("the sandbox ended as soon as it was started", format!("its processes are gone: {exit:?}")))
+        exit = host.wait(id) => {
+            let why = format!("its processes are gone: {:?}", exit?);
+            Err(Error::internal("the sandbox ended as soon as it was started", why))
         }
         () = gone.cancelled() => Err(Error::new(ErrorKind::Conflict, "the sandbox was ended")),
     }
