@@ -98,8 +98,7 @@ async fn serve(
     // Only now, so that it is not lost with a start that fails: it is shown once and kept nowhere.
     let key = first_key(&*store).await?;
     // Before anybody is told that it runs: from then on a signal means an orderly stop.
-    let (mut interrupt, mut terminate) =
-        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     announce(address, key.as_deref(), &control)?;
     tasks.spawn({
         let shutdown = shutdown.clone();
