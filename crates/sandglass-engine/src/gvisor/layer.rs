@@ -18,8 +18,8 @@ fn resolv_conf() -> String {
     format!("nameserver {AIRLOCK_ADDRESS}\noptions timeout:2 attempts:2\n")
 }
 
-/// Without it, `localhost` is a question to the network.
-const HOSTS: &str = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
+/// Without it, `localhost` is a question to the network. No line for `::1`: a sandbox has no IPv6.
+const HOSTS: &str = "127.0.0.1\tlocalhost\n";
 
 /// A guest binary is a few MiB; whatever is much larger is not one.
 const MAX_GUEST_LEN: u64 = 64 << 20;
