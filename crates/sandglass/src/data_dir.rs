@@ -4,7 +4,6 @@
 //! DIR/instance     the id of this folder; every kernel object that its server makes carries it
 //! DIR/serve/       the store: belongs to the half without privilege, which sees nothing else of the file system
 //! DIR/host/        sandboxes: belongs to root
-//! DIR/reserve      room that nobody uses: given up when a server starts on a full file system
 //! ```
 
 use std::fs::Permissions;
@@ -29,8 +28,8 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// systems", which has 1,879,048,192 to 2,147,352,575 as unused.
 const UIDS: (u32, u32) = (1_879_048_192, 268_304_384);
 
-/// What the store may need to take up and end the sandboxes that fill the file system, in bytes.
-const RESERVE: u64 = 16 << 20;
+/// With less free than this a file system counts as full, in bytes: the store needs some room even to be opened.
+const FULL: u64 = 1 << 20;
 
 /// A data folder.
 #[derive(Debug)]
@@ -65,7 +64,11 @@ impl DataDir {
             fs::rename(&temporary, &file)?;
         }
         let folder = Self::open(&path)?;
-        folder.keep_room(RESERVE)?;
+        let system = rustix::fs::statvfs(&folder.path)?;
+        if system.f_bavail.saturating_mul(system.f_frsize) < FULL {
+            let path = folder.path.display();
+            tracing::warn!(%path, "the file system is full, and the store may not open: make room and start again");
+        }
         folder.lay_out()?;
         Ok((folder, lock))
     }
@@ -82,33 +85,6 @@ impl DataDir {
             if let Some((uid, gid)) = owner {
                 chown(&folder, Some(uid), Some(gid))?;
             }
-        }
-        Ok(())
-    }
-
-    /// Sees to it that the store has room: sandboxes may fill the file system while a server runs, and the next one
-    /// could not even start then, much less end them. Room is set aside while there is plenty, and given up when not.
-    fn keep_room(&self, bytes: u64) -> anyhow::Result<()> {
-        let reserve = self.path.join("reserve");
-        let kept = fs::symlink_metadata(&reserve).map_or(0, |meta| meta.len());
-        let system = rustix::fs::statvfs(&self.path)?;
-        let free = system.f_bavail.saturating_mul(system.f_frsize);
-        if kept == bytes && free >= bytes {
-            return Ok(());
-        }
-        match fs::remove_file(&reserve) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
-        }
-        if free < bytes {
-            tracing::warn!(path = %self.path.display(), free, "the file system is full; new sandboxes will fail");
-            return Ok(());
-        }
-        let file = fs::OpenOptions::new().write(true).create_new(true).open(&reserve)?;
-        // Without it only the start on a full file system is worse, so no failure is worth ending for.
-        if let Err(error) = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
-            tracing::warn!(%error, "no room could be set aside for the store");
-            fs::remove_file(&reserve)?;
         }
         Ok(())
     }
@@ -166,28 +142,7 @@ fn lock(path: &Path) -> anyhow::Result<FolderLock> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
-
     use super::*;
-
-    #[test]
-    fn room_is_kept_while_there_is_plenty_and_given_up_when_there_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let data = DataDir { path: folder.path().to_owned(), instance: InstanceId::random() };
-        let reserve = folder.path().join("reserve");
-        data.keep_room(1 << 20).unwrap();
-        let made = std::fs::metadata(&reserve).unwrap();
-        assert_eq!(made.len(), 1 << 20);
-        assert!(made.blocks() * 512 >= 1 << 20, "it holds no blocks");
-        data.keep_room(1 << 20).unwrap();
-        assert_eq!(std::fs::metadata(&reserve).unwrap().ino(), made.ino(), "it was made again");
-        data.keep_room(2 << 20).unwrap();
-        assert_eq!(std::fs::metadata(&reserve).unwrap().len(), 2 << 20);
-        // No file system has so much free.
-        data.keep_room(u64::MAX).unwrap();
-        assert!(!reserve.exists());
-        data.keep_room(u64::MAX).unwrap();
-    }
 
     #[test]
     fn a_folder_keeps_its_instance_and_its_lock() {
