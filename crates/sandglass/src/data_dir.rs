@@ -6,14 +6,14 @@
 //! DIR/host/        sandboxes: belongs to root
 //! ```
 
-use std::fs::Permissions;
-use std::io::ErrorKind;
-use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use fs_err as fs;
+use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchmod, fchown, fstat, mkdirat};
+use rustix::io::Errno;
 use sandglass_linux::lock::{FolderLock, LockError};
 use sandglass_linux::privilege::{self, Enforcement, Identity, WithoutLandlock};
 use sandglass_types::InstanceId;
@@ -73,17 +73,25 @@ impl DataDir {
         Ok((folder, lock))
     }
 
+    /// Makes the folders of both halves. Never through a link: whatever one led to would belong to the half without
+    /// privilege.
     fn lay_out(&self) -> anyhow::Result<()> {
         let Identity { uid, gid } = self.identity();
+        let data = open_folder(CWD, &self.path)?;
+        let about = fstat(&data)?;
+        if about.st_uid != 0 || about.st_mode & 0o022 != 0 {
+            bail!("{} must belong to root, and nobody else may write in it", self.path.display());
+        }
         for (name, owner) in [("serve", Some((uid, gid))), ("host", None)] {
-            let folder = self.path.join(name);
-            match fs::create_dir(&folder) {
-                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
+            match mkdirat(&data, name, Mode::RWXU) {
+                Err(error) if error != Errno::EXIST => return Err(error.into()),
                 _ => {}
             }
-            fs::set_permissions(&folder, Permissions::from_mode(0o700))?;
+            let folder = open_folder(&data, Path::new(name))
+                .with_context(|| format!("{} is no folder", self.path.join(name).display()))?;
+            fchmod(&folder, Mode::RWXU)?;
             if let Some((uid, gid)) = owner {
-                chown(&folder, Some(uid), Some(gid))?;
+                fchown(&folder, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
             }
         }
         Ok(())
@@ -125,6 +133,11 @@ impl DataDir {
     }
 }
 
+fn open_folder(at: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(at, path, flags, Mode::empty())
+}
+
 fn lock(path: &Path) -> anyhow::Result<FolderLock> {
     let deadline = Instant::now() + LOCK_PATIENCE;
     loop {
@@ -143,6 +156,31 @@ fn lock(path: &Path) -> anyhow::Result<FolderLock> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_outside_of_a_folder_is_given_away() {
+        use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let (data, precious) = (folder.path().join("data"), folder.path().join("precious"));
+        for path in [&data, &precious] {
+            std::fs::create_dir(path).unwrap();
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        std::fs::write(data.join("instance"), "abcdefgh\n").unwrap();
+        symlink(&precious, data.join("serve")).unwrap();
+        let error = DataDir::open_or_create(&data).unwrap_err();
+        assert!(error.to_string().contains("serve is no folder"), "{error:#}");
+        let meta = std::fs::metadata(&precious).unwrap();
+        assert_eq!((meta.uid(), meta.mode() & 0o777), (0, 0o755));
+        // Who may write in the folder could put a link there at any time.
+        std::fs::remove_file(data.join("serve")).unwrap();
+        std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let error = DataDir::open_or_create(&data).unwrap_err();
+        assert!(error.to_string().contains("must belong to root"), "{error:#}");
+        std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o755)).unwrap();
+        DataDir::open_or_create(&data).unwrap();
+        assert_ne!(std::fs::metadata(data.join("serve")).unwrap().uid(), 0);
+    }
 
     #[test]
     fn a_folder_keeps_its_instance_and_its_lock() {
