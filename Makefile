@@ -1,6 +1,6 @@
 # Everything a person or CI does with this repository. As root, because sandboxes need it.
 .DEFAULT_GOAL := help
-.PHONY: help setup guest build demo serve test lint fmt clean
+.PHONY: help setup guest build demo serve test format-check lint fmt clean
 
 # The static binary that becomes the first process of every sandbox. The server carries it inside.
 GUEST := $(CURDIR)/target/guest/sandglass-guest
@@ -29,8 +29,10 @@ serve: setup build ## Start the server here, and print what to paste into anothe
 	  echo "export E2B_API_KEY=$$(target/release/sandglass key create --name make-serve)"; fi; \
 	exec target/release/sandglass serve
 
-lint: guest ## Check format and lints
+format-check:
 	cargo fmt --all --check
+
+lint: format-check guest ## Check format and lints
 	cargo clippy --locked --release --workspace --all-targets -- -D warnings
 
 # Server and tests in one build: apart, crates whose features differ between the two would be compiled twice.
