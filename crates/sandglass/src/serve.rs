@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sandglass_control::{Control, template};
 use sandglass_engine::host::Host;
 use sandglass_store::{SqliteStore, Store};
@@ -25,6 +26,9 @@ use crate::{admin, cli, guest_binary, privileged};
 
 /// How long the privileged half may take to clear its spare network slots when the server stops.
 const HOST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Descriptors for each half: two for each of the most connections that clients may have, and some for each sandbox.
+const OPEN_FILES: u64 = 64 << 10;
 
 /// What a person may paste into Python next, with the E2B SDK installed and the variables set.
 const EXAMPLE: &str = r#"# in Python, with the E2B SDK (pip install e2b):
@@ -43,6 +47,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             "sandboxes need root to be made: start `sandglass serve` as root (it gives up all privilege itself)"
         );
     }
+    raise_open_files()?;
     let (data, lock) = DataDir::open_or_create(&config.data_dir)?;
     let listener = TcpListener::bind(config.listen)
         .with_context(|| format!("{} can't be listened on; choose another with --listen", config.listen))?;
@@ -70,6 +75,20 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
     wait_for(&mut host);
     drop(lock);
     outcome
+}
+
+/// Allows both halves as many descriptors as clients and sandboxes may need. The usual soft limit, 1,024, is for
+/// programs that still use `select`, and clients alone can use that up.
+fn raise_open_files() -> anyhow::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    // None is no limit at all.
+    let current = Some(limit.maximum.map_or(OPEN_FILES, |maximum| maximum.max(OPEN_FILES)));
+    let raised = Rlimit { current, maximum: limit.maximum.and(current) };
+    setrlimit(Resource::Nofile, raised)
+        .or_else(|_not_allowed| {
+            setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
+        })
+        .context("the limit of open files can't be raised")
 }
 
 async fn serve(
@@ -188,6 +207,17 @@ mod tests {
 
     async fn store(folder: &tempfile::TempDir) -> SqliteStore {
         SqliteStore::open(&folder.path().join("store.db")).await.unwrap()
+    }
+
+    #[test]
+    fn clients_cannot_use_up_the_descriptors() {
+        let before = getrlimit(Resource::Nofile);
+        let low = Rlimit { current: Some(256), maximum: before.maximum };
+        setrlimit(Resource::Nofile, low).unwrap();
+        raise_open_files().unwrap();
+        let after = getrlimit(Resource::Nofile);
+        assert!(after.current.is_none_or(|current| current > 8192), "{after:?}");
+        assert!(after.maximum.is_none_or(|after| before.maximum.is_some_and(|before| after >= before)));
     }
 
     #[tokio::test]
