@@ -43,7 +43,8 @@ tally "$(number passed <<< "$summary")" \
   "$(number skipped <<< "$summary")" "$status" "the Rust tests"
 
 step "Rust examples in the documentation"
-cargo test --locked --release --workspace --doc -q 2>&1 | tee "$log"
+# Those of the protocol are in generated code, and the generator marks them as not to be run.
+cargo test --locked --release --workspace --exclude sandglass-proto --doc -q 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 sum() { grep -oE "[0-9]+ $1" "$log" | awk '{ n += $1 } END { print n + 0 }'; }
 tally "$(sum passed)" "$(sum failed)" "$(sum ignored)" "$status" "the documentation"
