@@ -322,7 +322,7 @@ impl GvisorEngine {
         make::write_files(&paths, &oci, spec.limits.memory_mib())?;
         // Before `runsc`, which then leaves them as they are, and so that nothing of it ever runs without limits.
         leaf.make()
-            .and_then(|()| leaf.limit(&ceiling::while_made(spec.limits)))
+            .and_then(|()| leaf.limit(&ceiling::of(spec.limits)))
             .map_err(|error| step("make the control group", error))?;
         let device = make::attach_disk(&paths)?;
         let parts = Parts { paths: &paths, leaf: &leaf, layer: &self.layer.path, rootfs: &rootfs };
@@ -349,14 +349,7 @@ impl GvisorEngine {
         }
         record.sandbox = Some(identity.into());
         record.progress = self.over_socket.then_some(progress);
-        self.save(&record)?;
-        if image.is_some() { self.tighten(id, &record) } else { Ok(()) }
-    }
-
-    /// Puts the limits in force that hold while a guest runs.
-    fn tighten(&self, id: &SandboxId, record: &Record) -> Result<(), EngineError> {
-        let limited = self.leaf(id)?.limit(&ceiling::while_running(record.limits));
-        limited.map_err(|error| step("limit the sandbox", error))
+        self.save(&record)
     }
 
     /// Removes all that a sandbox owns, in whatever state it is. The caller holds its lock.
@@ -436,7 +429,7 @@ impl Engine for GvisorEngine {
         } else {
             self.runsc.verb(id, "start", &[], VERB_TIMEOUT)?;
         }
-        self.tighten(id, &record)
+        Ok(())
     }
 
     fn pause(&self, id: &SandboxId) -> Result<(), EngineError> {

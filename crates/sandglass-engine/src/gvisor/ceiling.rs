@@ -3,13 +3,11 @@
 use sandglass_linux::cgroup::Ceiling;
 use sandglass_types::Limits;
 
-/// Length of the period in which the CPU quota is handed out to a guest, in microseconds. With the kernel's default of
-/// 100 ms, a guest that used up its quota answers nothing for up to that long.
-const RUN_PERIOD_MICROS: u64 = 10_000;
-
-/// Length of the period while a sandbox is made, the longest there is. The share is the same, but all that `runsc`
-/// needs fits into one period, so it is not held up although it runs on more cores at a time than the guest may.
-const MAKE_PERIOD_MICROS: u64 = 1_000_000;
+/// Length of the period in which the CPU quota is handed out, in microseconds. With the kernel's default of 100 ms, a
+/// guest that used up its quota answers nothing for up to that long. It is the same from the first instruction of
+/// `runsc` on: a change from a longer period takes effect only when that one ends, and until then the group has no more
+/// than one short period's share (seen on Linux 6.18, control groups of version 1: half a second of silence).
+const PERIOD_MICROS: u64 = 10_000;
 
 /// What the engine's own processes need besides the guest's memory, measured as what the control group was charged
 /// beyond the guest's `used`: 14 MiB for sentry and gofer after the start; 45 MiB with 100 processes in the guest, which
@@ -17,21 +15,12 @@ const MAKE_PERIOD_MICROS: u64 = 1_000_000;
 const ENGINE_BASE_KIB: u64 = 32 * 1024;
 const ENGINE_PER_PROCESS_KIB: u64 = 256;
 
-/// The limits of a sandbox's control group before its guest runs.
-pub(super) fn while_made(limits: Limits) -> Ceiling {
-    ceiling(limits, MAKE_PERIOD_MICROS)
-}
-
-/// The limits of a sandbox's control group from then on.
-pub(super) fn while_running(limits: Limits) -> Ceiling {
-    ceiling(limits, RUN_PERIOD_MICROS)
-}
-
-fn ceiling(limits: Limits, cpu_period_micros: u64) -> Ceiling {
+/// The limits of a sandbox's control group.
+pub(super) fn of(limits: Limits) -> Ceiling {
     let engine_kib = ENGINE_BASE_KIB + ENGINE_PER_PROCESS_KIB * u64::from(limits.processes());
     Ceiling {
-        cpu_quota_micros: cpu_period_micros * u64::from(limits.cpus()),
-        cpu_period_micros,
+        cpu_quota_micros: PERIOD_MICROS * u64::from(limits.cpus()),
+        cpu_period_micros: PERIOD_MICROS,
         memory_bytes: (u64::from(limits.memory_mib()) << 20) + (engine_kib << 10),
         processes: host_processes(limits.processes()),
     }
@@ -49,11 +38,9 @@ mod tests {
 
     #[test]
     fn the_engine_s_own_needs_come_on_top() {
-        let ceiling = while_running(Limits::default());
+        let ceiling = of(Limits::default());
         assert_eq!((ceiling.cpu_quota_micros, ceiling.cpu_period_micros), (20_000, 10_000));
         assert_eq!(ceiling.memory_bytes, (1024 + 32 + 128) * 1024 * 1024);
         assert_eq!(ceiling.processes, 1226);
-        let longer = Ceiling { cpu_quota_micros: 2_000_000, cpu_period_micros: 1_000_000, ..ceiling };
-        assert_eq!(while_made(Limits::default()), longer);
     }
 }

@@ -64,6 +64,28 @@ pub enum Verb {
     Wait(SandboxId),
 }
 
+impl Verb {
+    /// What to call it in a log.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Describe => "describe",
+            Self::Create(_) => "create",
+            Self::Start(_) => "start",
+            Self::Pause(_) => "pause",
+            Self::Resume(_) => "resume",
+            Self::Checkpoint { .. } => "checkpoint",
+            Self::Restore { .. } => "restore",
+            Self::Destroy(_) => "destroy",
+            Self::Stats(_) => "stats",
+            Self::List => "list",
+            Self::Attach(_) => "attach",
+            Self::AirlockSocket { .. } => "airlock_socket",
+            Self::Wait(_) => "wait",
+        }
+    }
+}
+
 /// An answer of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply {

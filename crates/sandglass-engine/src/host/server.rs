@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sandglass_linux::fdpass;
 
@@ -98,6 +98,7 @@ fn take_verbs(
 }
 
 fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
+    let (began, name) = (Instant::now(), verb.name());
     let done = |()| (Answer::Done, Vec::new());
     let outcome = match verb {
         Verb::Describe => Ok((Answer::Info(engine.info()), Vec::new())),
@@ -118,6 +119,7 @@ fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
         }
         Verb::Wait(id) => engine.wait(&id).map(|exit| (Answer::Exit(exit), Vec::new())),
     };
+    tracing::debug!(verb = name, micros = began.elapsed().as_micros(), "performed");
     outcome.unwrap_or_else(|error| {
         let answer = Answer::refused(&error);
         tracing::debug!(?answer, "a verb was refused");
