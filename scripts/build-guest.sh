@@ -11,6 +11,6 @@ RUSTFLAGS="-C target-feature=+crt-static" cargo build --locked -p sandglass-gues
 built=target/guest/$target/guest/sandglass-guest
 scripts/check-guest.sh "$built"
 
-strip -o "$out.new" "$built"
+strip -o "$out.$$" "$built"
 # Keep an unchanged file's time, so that cargo does not build the server again.
-if cmp -s "$out.new" "$out"; then rm "$out.new"; else mv "$out.new" "$out"; fi
+if cmp -s "$out.$$" "$out"; then rm "$out.$$"; else mv "$out.$$" "$out"; fi
