@@ -8,11 +8,10 @@ use rand::RngExt as _;
 use sandglass_engine::host::Host;
 use sandglass_engine::{EngineInfo, Stats};
 use sandglass_store::{
-    Created, Event, KeyDigest, ListFilter, ListPage, NewSandbox, SandboxRow, Store, StoreError, Team,
+    ApiKey, Created, Event, ListFilter, ListPage, NewSandbox, SandboxRow, Store, StoreError, Team,
 };
 use sandglass_types::error::Chain;
 use sandglass_types::{Clock, Error, ErrorKind, SandboxId, SandboxState, TeamId, Timestamp};
-use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -108,7 +107,7 @@ impl Control {
     /// # Errors
     /// [`ErrorKind::Unauthenticated`].
     pub async fn authenticate(&self, secret: &str) -> Result<Team, Error> {
-        let digest = KeyDigest::from_bytes(Sha256::digest(secret.as_bytes()).into());
+        let digest = ApiKey::digest_of(secret);
         let team = self.0.store.authenticate(&digest, self.0.clock.now()).await.map_err(stored)?;
         team.ok_or_else(|| {
             let message = "invalid API key: make one with `sandglass key create` and send it as X-API-Key";

@@ -8,6 +8,7 @@ use sandglass_types::{
     Digest, EndReason, Generation, KeyId, Limits, NodeId, SandboxId, SandboxState, TeamId, Timestamp,
 };
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 /// An owner of keys and sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -22,7 +23,7 @@ pub struct Team {
     pub revoked_at: Option<Timestamp>,
 }
 
-/// SHA-256 of an API key's secret: all that is kept of it.
+/// SHA-256 of an API key's secret: all that is kept of it. Made by [`ApiKey::digest_of`].
 pub type KeyDigest = Digest;
 
 /// An API key without its secret.
@@ -45,6 +46,15 @@ pub struct ApiKey {
     pub last_used_at: Option<Timestamp>,
     /// When it was ended, if it was.
     pub revoked_at: Option<Timestamp>,
+}
+
+impl ApiKey {
+    /// What is kept of the secret of a key: SHA-256 of the whole text. It has 160 random bits, so it needs no salt and
+    /// no slow hash.
+    #[must_use]
+    pub fn digest_of(secret: &str) -> KeyDigest {
+        Digest::from_bytes(Sha256::digest(secret).into())
+    }
 }
 
 /// A client's name for one create request: 1 to 255 of `[a-zA-Z0-9_-]`, scoped by team.

@@ -8,9 +8,8 @@ use comfy_table::presets::NOTHING;
 use data_encoding::HEXLOWER;
 use rand::TryRng as _;
 use sandglass_store::{ApiKey, Store, StoreError, Team};
-use sandglass_types::{Digest, KeyId, Timestamp};
+use sandglass_types::{KeyId, Timestamp};
 use serde::Serialize;
-use sha2::{Digest as _, Sha256};
 
 /// What every secret begins with: E2B's SDKs check it.
 const PREFIX: &str = "e2b_";
@@ -47,13 +46,6 @@ impl Secret {
     fn suffix(&self) -> &str {
         &self.0[self.0.len() - SUFFIX_LEN..]
     }
-}
-
-/// What is kept of the secret of a key: SHA-256 of the whole text. It has 160 random bits, so it needs no salt and no
-/// slow hash.
-#[must_use]
-pub(crate) fn digest_of(secret: &str) -> Digest {
-    Digest::from_bytes(Sha256::digest(secret).into())
 }
 
 /// A new key and, this one time, its secret.
@@ -158,7 +150,7 @@ pub(crate) async fn new_key(
         id: KeyId::random(),
         team: team.id,
         name: checked_name(name)?.to_owned(),
-        digest: digest_of(&secret.0),
+        digest: ApiKey::digest_of(&secret.0),
         suffix: secret.suffix().to_owned(),
         created_at: now,
         last_used_at: None,

@@ -32,7 +32,7 @@ async fn a_key_works_until_it_is_revoked_and_its_secret_is_shown_once() {
     let secret = text(out).trim_end().to_owned();
     let hex = secret.strip_prefix("e2b_").unwrap();
     assert!(hex.len() == 40 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')), "{secret}");
-    let found = store.authenticate(&digest_of(&secret), NOW).await.unwrap().unwrap();
+    let found = store.authenticate(&ApiKey::digest_of(&secret), NOW).await.unwrap().unwrap();
     assert_eq!(found.id.to_string(), team["id"]);
 
     for format in [Format::Text, Format::Json] {
@@ -40,14 +40,17 @@ async fn a_key_works_until_it_is_revoked_and_its_secret_is_shown_once() {
         key_list(&store, None, format, &mut out).await.unwrap();
         let listed = text(out);
         assert!(listed.contains("laptop") && listed.contains(&secret[40..]), "{listed}");
-        assert!(!listed.contains(hex) && !listed.contains(&digest_of(&secret).to_string()), "{listed}");
+        assert!(
+            !listed.contains(hex) && !listed.contains(&ApiKey::digest_of(&secret).to_string()),
+            "{listed}"
+        );
     }
 
     let id = store.keys(None).await.unwrap()[0].id.to_string();
     let mut out = Vec::new();
     key_revoke(&store, &id, NOW, Format::Json, &mut out).await.unwrap();
     assert_eq!(value(&out)["revoked_at"], NOW.as_millis());
-    assert_eq!(store.authenticate(&digest_of(&secret), NOW).await.unwrap(), None);
+    assert_eq!(store.authenticate(&ApiKey::digest_of(&secret), NOW).await.unwrap(), None);
     let again = key_revoke(&store, &id, NOW, Format::Text, &mut Vec::new()).await.unwrap_err();
     assert!(again.to_string().contains("revoked before"), "{again}");
 }
