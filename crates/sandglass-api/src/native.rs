@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::extract::{Path, RawQuery, State};
-use axum::response::{IntoResponse, Response};
-use http::HeaderValue;
+use axum::response::Response;
 use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::Isolation;
 use sandglass_store::{Event, SandboxRow};
@@ -17,7 +16,7 @@ use utoipa_axum::routes;
 
 use crate::auth::Caller;
 use crate::e2b::list;
-use crate::e2b::routes::{NEXT_TOKEN, sandbox_id};
+use crate::e2b::routes::sandbox_id;
 use crate::error::{ApiError, ErrorBody};
 use crate::page;
 use crate::query::Query;
@@ -190,13 +189,7 @@ async fn list_native(
     let page = state.backend.list(filter).await?;
     let engine = state.backend.engine();
     let rows: Vec<SandboxView> = page.rows.into_iter().map(|row| SandboxView::new(row, engine)).collect();
-    let mut response = axum::Json(rows).into_response();
-    if let Some(cursor) = page.next
-        && let Ok(token) = HeaderValue::try_from(page::encode(&cursor, order))
-    {
-        response.headers_mut().insert(NEXT_TOKEN, token);
-    }
-    Ok(response)
+    Ok(page::answer(&rows, page.next.as_ref(), order))
 }
 
 #[utoipa::path(get, path = "/v1/sandboxes/{id}", tag = "native", params(("id" = String, Path)), responses(

@@ -1,10 +1,16 @@
 //! Page tokens: opaque to clients, keyset cursors inside, so pages stay right while sandboxes come and go.
 
+use axum::response::{IntoResponse as _, Response};
 use data_encoding::BASE64URL_NOPAD;
+use http::{HeaderName, HeaderValue};
 use sandglass_store::{Order, PageCursor};
 use sandglass_types::Timestamp;
+use serde::Serialize;
 
 use crate::error::ApiError;
+
+/// Where the token of the next page is; absent on the last one.
+pub(crate) const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
 
 /// Longest token that is looked at, in bytes; ours have at most 60.
 const MAX_TOKEN_LEN: usize = 128;
@@ -20,6 +26,17 @@ const fn suffix(order: Order) -> &'static str {
 pub(crate) fn encode(cursor: &PageCursor, order: Order) -> String {
     let text = format!("{}__{}__{}", cursor.created_at.as_millis(), cursor.id, suffix(order));
     BASE64URL_NOPAD.encode(text.as_bytes())
+}
+
+/// One page as an answer: the rows, and the token of the page after `next` if there is one.
+pub(crate) fn answer<T: Serialize>(rows: &[T], next: Option<&PageCursor>, order: Order) -> Response {
+    let mut response = axum::Json(rows).into_response();
+    if let Some(cursor) = next
+        && let Ok(token) = HeaderValue::try_from(encode(cursor, order))
+    {
+        response.headers_mut().insert(NEXT_TOKEN, token);
+    }
+    response
 }
 
 /// Reads a token that [`encode`] wrote for the same order.

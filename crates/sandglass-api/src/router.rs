@@ -16,9 +16,10 @@ use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
 use crate::backend::Backend;
-use crate::e2b::routes::{NEXT_TOKEN, WARNING};
+use crate::e2b::routes::WARNING;
 use crate::e2b::unbuilt;
 use crate::error::ApiError;
+use crate::page::NEXT_TOKEN;
 use crate::{e2b, native};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

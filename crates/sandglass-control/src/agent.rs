@@ -26,10 +26,6 @@ const HELLO_PATIENCE: Duration = Duration::from_secs(30);
 /// How long it may take to put a generation in force.
 const CONFIGURE_PATIENCE: Duration = Duration::from_secs(20);
 
-fn failed(what: &'static str) -> impl Fn(&'static str) -> Error {
-    move |detail| Error::internal(what, detail)
-}
-
 /// Opens the session with an agent that runs, and waits for its hello. The session's tasks end with `gone`.
 ///
 /// # Errors
@@ -61,8 +57,10 @@ pub(crate) async fn attach(
             tracing::debug!(sandbox = %id, agent_version, generation, "the agent said hello");
             Ok((session, generation))
         }
-        other => Err(failed(WHAT)("its first message was no hello that this server understands"))
-            .inspect_err(|_| tracing::warn!(sandbox = %id, ?other, "bad hello")),
+        other => {
+            tracing::warn!(sandbox = %id, ?other, "bad hello");
+            Err(Error::internal(WHAT, "its first message was no hello that this server understands"))
+        }
     }
 }
 
@@ -96,7 +94,7 @@ pub(crate) async fn configure(session: &Session, row: &SandboxRow, template: &Te
                     tracing::info!(sandbox = %row.id, message, "notice of the agent");
                 }
                 Ok(FromAgent::ConfigureFailed { reason }) => return Err(Error::internal(WHAT, reason)),
-                Ok(_) => return Err(failed(WHAT)("it answered something else")),
+                Ok(_) => return Err(Error::internal(WHAT, "it answered something else")),
                 Err(closed) => return Err(Error::internal(WHAT, closed)),
             }
         }

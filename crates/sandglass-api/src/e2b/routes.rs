@@ -23,9 +23,6 @@ use crate::page;
 use crate::query::{Query, metadata_filter};
 use crate::router::ApiState;
 
-/// Carries the token of the next page, if there is one.
-pub(crate) const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
-
 /// Says what was accepted and has no effect.
 pub(crate) const WARNING: HeaderName = HeaderName::from_static("x-sandglass-warning");
 
@@ -162,13 +159,7 @@ async fn list_v2(
     let order = filter.order;
     let page = state.backend.list(filter).await?;
     let rows: Vec<ListedSandbox> = page.rows.into_iter().map(Into::into).collect();
-    let mut response = axum::Json(rows).into_response();
-    if let Some(cursor) = page.next
-        && let Ok(token) = HeaderValue::try_from(page::encode(&cursor, order))
-    {
-        response.headers_mut().insert(NEXT_TOKEN, token);
-    }
-    Ok(response)
+    Ok(page::answer(&rows, page.next.as_ref(), order))
 }
 
 #[utoipa::path(get, path = "/sandboxes", tag = "e2b", params(
