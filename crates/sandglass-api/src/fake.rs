@@ -1,6 +1,6 @@
 //! A product in memory, for tests of the faces.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{CreateSandbox, DialError};
-use sandglass_engine::engine::Isolation;
+use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_engine::{EngineInfo, Stats};
 use sandglass_store::{Event, ListFilter, ListPage, Order, PageCursor, SandboxRow, Team};
 use sandglass_types::{Error, ErrorKind, SandboxId, SandboxState, TeamId, Timestamp};
@@ -57,7 +57,7 @@ impl Fake {
                 name: "fake".into(),
                 version: "1".into(),
                 isolation: Isolation::None,
-                checkpoint: false,
+                refuses: BTreeSet::from([Feature::Checkpoint]),
             },
             teams: [team("one"), team("two")],
             domain: Some("sbx.test".into()),

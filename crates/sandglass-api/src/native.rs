@@ -1,11 +1,11 @@
 //! The native face: what E2B has no word for. Answers say which engine isolates, and how.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use axum::extract::{Path, RawQuery, State};
 use axum::response::Response;
 use sandglass_engine::EngineInfo;
-use sandglass_engine::engine::Isolation;
+use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_store::{Event, SandboxRow};
 use sandglass_types::limits::Unchecked;
 use sandglass_types::{EndReason, SandboxId, SandboxState};
@@ -34,8 +34,10 @@ struct EngineView {
     /// `userspace_kernel`, `virtual_machine` or `none`.
     #[schema(value_type = String)]
     isolation: Isolation,
-    /// Whether memory and processes can be saved and brought back.
-    checkpoint: bool,
+    /// What it does not do: any of `checkpoint`, `airlock`, `cpu_limit`, `memory_limit`, `disk_limit`,
+    /// `process_limit`, `own_files`.
+    #[schema(value_type = Vec<String>)]
+    refuses: BTreeSet<Feature>,
 }
 
 impl From<&EngineInfo> for EngineView {
@@ -44,7 +46,7 @@ impl From<&EngineInfo> for EngineView {
             name: info.name.clone(),
             version: info.version.clone(),
             isolation: info.isolation,
-            checkpoint: info.checkpoint,
+            refuses: info.refuses.clone(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The verbs that every engine has.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 
 use sandglass_types::{Digest, Limits, SandboxId};
@@ -17,6 +18,27 @@ pub enum Isolation {
     None,
 }
 
+/// Something that an engine may refuse: it does not promise it, and says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Feature {
+    /// [`Engine::checkpoint`] and [`Engine::restore`].
+    Checkpoint,
+    /// A network that ends in an airlock: [`Engine::airlock_socket`]. Without it, programs in a sandbox have the
+    /// network of the machine.
+    Airlock,
+    /// A limit on CPU time.
+    CpuLimit,
+    /// A limit on memory.
+    MemoryLimit,
+    /// A limit on the disk.
+    DiskLimit,
+    /// A limit on processes.
+    ProcessLimit,
+    /// A file system of its own: without it, programs in a sandbox see the machine's.
+    OwnFiles,
+}
+
 /// What an engine is and can do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineInfo {
@@ -26,8 +48,16 @@ pub struct EngineInfo {
     pub version: String,
     /// The boundary that it builds.
     pub isolation: Isolation,
-    /// Whether [`Engine::checkpoint`] and [`Engine::restore`] work.
-    pub checkpoint: bool,
+    /// All that it does not do.
+    pub refuses: BTreeSet<Feature>,
+}
+
+impl EngineInfo {
+    /// Whether it does not do this.
+    #[must_use]
+    pub fn refuses(&self, feature: Feature) -> bool {
+        self.refuses.contains(&feature)
+    }
 }
 
 /// What a new sandbox shall be.

@@ -409,7 +409,7 @@ impl Engine for GvisorEngine {
             name: NAME.into(),
             version: self.runsc.version.clone(),
             isolation: Isolation::UserspaceKernel,
-            checkpoint: true,
+            refuses: BTreeSet::new(),
         }
     }
 

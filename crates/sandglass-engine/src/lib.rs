@@ -9,4 +9,4 @@ pub mod gvisor;
 pub mod host;
 pub mod network;
 
-pub use engine::{Engine, EngineError, EngineInfo, Exit, Isolation, SandboxSpec, Stats};
+pub use engine::{Engine, EngineError, EngineInfo, Exit, Feature, Isolation, SandboxSpec, Stats};

@@ -305,7 +305,7 @@ async fn native_answers_say_what_isolates() {
     let info = face.ask("GET", "/v1/info", "").await.json();
     assert_eq!(
         info["engine"],
-        json!({"name": "fake", "version": "1", "isolation": "none", "checkpoint": false})
+        json!({"name": "fake", "version": "1", "isolation": "none", "refuses": ["checkpoint"]})
     );
     let answer = face.ask("GET", &format!("/v1/sandboxes/{id}"), "").await;
     let sandbox = answer.json();

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::super::server;
 use super::*;
-use crate::engine::{Engine, EngineError, Isolation};
+use crate::engine::{Engine, EngineError, Feature, Isolation};
 
 /// Knows which sandboxes there are, and nothing else.
 #[derive(Debug, Default)]
@@ -25,7 +25,12 @@ impl ListEngine {
 
 impl Engine for ListEngine {
     fn info(&self) -> EngineInfo {
-        EngineInfo { name: "list".into(), version: "0".into(), isolation: Isolation::None, checkpoint: false }
+        EngineInfo {
+            name: "list".into(),
+            version: "0".into(),
+            isolation: Isolation::None,
+            refuses: BTreeSet::from([Feature::Checkpoint]),
+        }
     }
 
     fn create(&self, spec: &SandboxSpec) -> Result<(), EngineError> {
