@@ -1,8 +1,10 @@
 //! The verbs that every engine has.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::os::fd::OwnedFd;
 
+use rustix::io::Errno;
 use sandglass_types::{Digest, Limits, SandboxId};
 use serde::{Deserialize, Serialize};
 
@@ -111,6 +113,41 @@ pub enum EngineError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+}
+
+impl EngineError {
+    /// That a verb is not legal in this state.
+    pub(crate) fn wrong_state(id: &SandboxId, presence: Presence, verb: &'static str) -> Self {
+        let state = match presence {
+            Presence::Created => "created",
+            Presence::Running => "running",
+            Presence::Paused => "paused",
+            Presence::Remains => "ended",
+        };
+        Self::WrongState { id: id.clone(), state, verb }
+    }
+}
+
+/// A failed step with its cause.
+pub(crate) fn step(
+    step: &'static str,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> EngineError {
+    EngineError::Step { step, source: source.into() }
+}
+
+/// A full file system or an exhausted table is the machine's lack of room; all else is a failed step.
+pub(crate) fn no_room_or(step: &'static str, error: io::Error) -> EngineError {
+    let errno = Errno::from_io_error(&error);
+    if matches!(
+        errno,
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN)
+    ) || error.kind() == io::ErrorKind::ResourceBusy
+    {
+        EngineError::NoRoom(format!("{step}: {error}"))
+    } else {
+        EngineError::Step { step, source: error.into() }
+    }
 }
 
 /// How far a sandbox on this machine has come.
@@ -255,4 +292,17 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// [`EngineError::NotFound`].
     fn wait(&self, id: &SandboxId) -> Result<Exit, EngineError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_lack_of_room() {
+        let full = io::Error::from(Errno::NOSPC);
+        assert!(matches!(no_room_or("x", full), EngineError::NoRoom(_)));
+        let other = io::Error::from(Errno::PERM);
+        assert!(matches!(no_room_or("x", other), EngineError::Step { .. }));
+    }
 }

@@ -44,26 +44,28 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags};
 use sandglass_linux::cgroup::{self, CgroupError, Cgroups, Leaf};
 use sandglass_linux::process::{self, PidFd, Watch, adopt_orphans, boot_id};
 use sandglass_types::{InstanceId, SandboxId};
 
 use self::control::Control;
-use self::disk::no_room_or;
 use self::exit::{Evidence, classify};
 use self::image::{CHECKPOINT_TIMEOUT, Image, Unfinished};
 use self::layer::Layer;
 use self::make::Parts;
 use self::record::{Pinned, Record};
-use self::runsc::{Make, Network, Runsc, Status, step};
+use self::runsc::{Make, Network, Runsc};
 use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Isolation, Presence, SandboxSpec, SessionEnds,
-    Stats,
+    Stats, no_room_or, step,
 };
+use crate::files::{private_folder, remove_folder};
+use crate::locks::{Locks, lock};
+use crate::record::{self as records, Status};
+use crate::session::Session;
 
 pub use self::airlocks::{AirlockError, Airlocks};
 pub use self::paths::{HostPaths, SandboxPaths};
@@ -120,8 +122,7 @@ pub struct GvisorEngine {
     over_socket: bool,
     cgroups: Cgroups,
     boot_id: String,
-    /// One lock a sandbox, held for as long as a verb changes it.
-    locks: Mutex<HashMap<SandboxId, Arc<Mutex<()>>>>,
+    locks: Locks,
     /// Sandbox processes that this host became the parent of.
     watches: Mutex<HashMap<SandboxId, Arc<Watch>>>,
 }
@@ -136,7 +137,7 @@ impl GvisorEngine {
         let GvisorConfig { paths, instance, runsc, guest, guest_args, airlocks, driver } = config;
         let failed = |error: io::Error| no_room_or("prepare the folders", error);
         for folder in [&paths.data, &paths.sandboxes(), &paths.images()] {
-            runsc::private_folder(folder).map_err(failed)?;
+            private_folder(folder).map_err(failed)?;
         }
         fs_err::create_dir_all(&paths.cache).map_err(failed)?;
         // As the kernel names them, because that is what mounts and loop devices are compared with.
@@ -171,7 +172,7 @@ impl GvisorEngine {
             args,
             airlocks,
             cgroups,
-            locks: Mutex::default(),
+            locks: Locks::default(),
             watches: Mutex::default(),
         })
     }
@@ -181,14 +182,7 @@ impl GvisorEngine {
     /// # Errors
     /// The step that failed; call again.
     pub fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
-        teardown::remove_folder(&self.paths.image(image))
-    }
-
-    /// The lock of one sandbox. Entries that nobody uses any more are dropped on the way.
-    fn lock_of(&self, id: &SandboxId) -> Arc<Mutex<()>> {
-        let mut locks = lock(&self.locks);
-        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
-        Arc::clone(locks.entry(id.clone()).or_default())
+        remove_folder(&self.paths.image(image))
     }
 
     fn leaf(&self, id: &SandboxId) -> Result<Leaf, EngineError> {
@@ -201,8 +195,8 @@ impl GvisorEngine {
 
     /// The record of a sandbox that was made to the end.
     fn record(&self, id: &SandboxId) -> Result<Record, EngineError> {
-        Record::read(&self.paths.sandbox(id).record(), id)
-            .filter(|record| record.sandbox.is_some())
+        records::read(&self.paths.sandbox(id).record(), id)
+            .filter(|record: &Record| record.sandbox.is_some())
             .ok_or_else(|| EngineError::NotFound(id.clone()))
     }
 
@@ -245,7 +239,7 @@ impl GvisorEngine {
 
     fn save(&self, record: &Record) -> Result<(), EngineError> {
         let path = self.paths.sandbox(&record.id).record();
-        record.write(&path).map_err(|error| no_room_or("write the record", error))
+        records::write(record, &path).map_err(|error| no_room_or("write the record", error))
     }
 
     /// The record, if the sandbox is in the state that the verb needs.
@@ -255,19 +249,13 @@ impl GvisorEngine {
         if presence == wanted {
             return Ok(record);
         }
-        let state = match presence {
-            Presence::Created => "created",
-            Presence::Running => "running",
-            Presence::Paused => "paused",
-            Presence::Remains => "ended",
-        };
-        Err(EngineError::WrongState { id: id.clone(), state, verb })
+        Err(EngineError::wrong_state(id, presence, verb))
     }
 
     /// Makes a sandbox, from an image if there is one; takes it apart again if that fails.
     fn make(&self, spec: &SandboxSpec, image: Option<&Image>) -> Result<(), EngineError> {
         let id = &spec.id;
-        let lock_of = self.lock_of(id);
+        let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         if self.paths.sandbox(id).dir().exists() || self.leaf(id)?.exists() {
             return Err(EngineError::Exists(id.clone()));
@@ -292,7 +280,7 @@ impl GvisorEngine {
         }
         let paths = self.paths.sandbox(id);
         let leaf = self.leaf(id)?;
-        runsc::private_folder(paths.dir()).map_err(|error| no_room_or("make the sandbox's folder", error))?;
+        private_folder(paths.dir()).map_err(|error| no_room_or("make the sandbox's folder", error))?;
         let mut record = Record::new(id.clone(), self.pinned(spec), spec.limits, self.boot_id.clone());
         self.save(&record)?;
         match image {
@@ -338,7 +326,7 @@ impl GvisorEngine {
                 "restore"
             }
         };
-        let stdio = make::agent_stdio(&paths)?;
+        let stdio = Session { folder: paths.dir() }.agent_stdio()?;
         let call = Make { verb, options: &options, network, log: &paths.log() };
         self.runsc.make(id, &call, before, stdio)?;
         drop(device);
@@ -372,7 +360,7 @@ impl GvisorEngine {
         teardown::remove_group(&leaf)?;
         teardown::wait_detached(&paths.disk())?;
         // Last, because it is what a list finds when all else is gone.
-        teardown::remove_folder(paths.dir())
+        remove_folder(paths.dir())
     }
 
     fn known(&self, id: &SandboxId) -> Result<(), EngineError> {
@@ -418,7 +406,7 @@ impl Engine for GvisorEngine {
     }
 
     fn start(&self, id: &SandboxId) -> Result<(), EngineError> {
-        let lock_of = self.lock_of(id);
+        let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let mut record = self.expect(id, Presence::Created, "start")?;
         if record.progress.is_some() {
@@ -433,7 +421,7 @@ impl Engine for GvisorEngine {
     }
 
     fn pause(&self, id: &SandboxId) -> Result<(), EngineError> {
-        let lock_of = self.lock_of(id);
+        let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let mut record = self.expect(id, Presence::Running, "pause")?;
         if record.progress.is_none() {
@@ -450,7 +438,7 @@ impl Engine for GvisorEngine {
     }
 
     fn resume(&self, id: &SandboxId) -> Result<(), EngineError> {
-        let lock_of = self.lock_of(id);
+        let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let mut record = self.expect(id, Presence::Paused, "resume")?;
         if record.progress.is_none() {
@@ -463,7 +451,7 @@ impl Engine for GvisorEngine {
     }
 
     fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
-        let lock_of = self.lock_of(id);
+        let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let record = self.expect(id, Presence::Paused, "checkpoint")?;
         let target = self.paths.image(image);
@@ -504,7 +492,7 @@ impl Engine for GvisorEngine {
     }
 
     fn destroy(&self, id: &SandboxId) -> Result<(), EngineError> {
-        let lock_of = self.lock_of(id);
+        let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         self.remove(id)
     }
@@ -545,22 +533,7 @@ impl Engine for GvisorEngine {
 
     fn attach(&self, id: &SandboxId) -> Result<SessionEnds, EngineError> {
         self.known(id)?;
-        let paths = self.paths.sandbox(id);
-        // Each for its own direction only, so that both show the end of the agent. Not waiting: an open for writing
-        // that finds no reader fails, and that is a sandbox whose processes are gone.
-        let open = |path: PathBuf, direction: OFlags| -> Result<OwnedFd, EngineError> {
-            let flags = direction | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
-                rustix::io::Errno::NXIO => {
-                    EngineError::WrongState { id: id.clone(), state: "ended", verb: "attach" }
-                }
-                errno => step("open the session", io::Error::from(errno)),
-            })
-        };
-        Ok(SessionEnds {
-            to_agent: open(paths.session_in(), OFlags::WRONLY)?,
-            from_agent: open(paths.session_out(), OFlags::RDONLY)?,
-        })
+        Session { folder: self.paths.sandbox(id).dir() }.attach(id)
     }
 
     fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, EngineError> {
@@ -594,9 +567,4 @@ impl Engine for GvisorEngine {
         }
         Ok(classify(self.evidence(id, watch.as_deref())?))
     }
-}
-
-/// What the maps hold is valid between any two of their calls, so a panic elsewhere spoils nothing.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

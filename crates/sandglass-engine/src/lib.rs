@@ -5,8 +5,13 @@
 #![forbid(unsafe_code)]
 
 pub mod engine;
+pub mod fake;
+mod files;
 pub mod gvisor;
 pub mod host;
+mod locks;
 pub mod network;
+mod record;
+mod session;
 
 pub use engine::{Engine, EngineError, EngineInfo, Exit, Feature, Isolation, SandboxSpec, Stats};

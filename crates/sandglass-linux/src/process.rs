@@ -7,8 +7,10 @@ mod children;
 mod identity;
 mod launch;
 mod run;
+mod table;
 
 pub use children::{Child, ExitStatus, Watch, adopt_orphans, spawn, watch};
 pub use identity::{PidFd, ProcessIdentity, boot_id};
 pub use launch::{Launch, LaunchError, Propagation, Step};
 pub use run::{Output, RunError, run};
+pub use table::{Entry, environment, is_stopped, table};

@@ -16,10 +16,8 @@ use serde_json::{Value, json};
 
 use self::call::{CallError, call};
 use super::VERB_TIMEOUT;
-use super::disk::no_room_or;
 use super::image::CHECKPOINT_TIMEOUT;
-use super::runsc::step;
-use crate::engine::EngineError;
+use crate::engine::{EngineError, no_room_or, step};
 
 mod call;
 mod links;

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use sandglass_linux::process::{Launch, run};
 
 use super::paths::HostPaths;
-use crate::engine::EngineError;
+use crate::engine::{EngineError, no_room_or};
 
 /// Changes whenever what is in a blank disk does, so that older ones are not used any more.
 const FORMAT: &str = "v1";
@@ -147,20 +147,6 @@ fn copy_bytes(from: &fs_err::File, to: &fs_err::File, mut at: u64, end: u64) -> 
     Ok(())
 }
 
-/// A full file system or an exhausted table is the machine's lack of room; all else is a failed step.
-pub(super) fn no_room_or(step: &'static str, error: io::Error) -> EngineError {
-    let errno = Errno::from_io_error(&error);
-    if matches!(
-        errno,
-        Some(Errno::NOSPC | Errno::DQUOT | Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN)
-    ) || error.kind() == io::ErrorKind::ResourceBusy
-    {
-        EngineError::NoRoom(format!("{step}: {error}"))
-    } else {
-        EngineError::Step { step, source: error.into() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt as _;
@@ -212,13 +198,5 @@ mod tests {
         std::fs::File::create(&a).unwrap();
         copy(&a, &b).unwrap();
         assert_eq!(std::fs::metadata(&b).unwrap().len(), 0);
-    }
-
-    #[test]
-    fn a_full_disk_is_lack_of_room() {
-        let full = io::Error::from(Errno::NOSPC);
-        assert!(matches!(no_room_or("x", full), EngineError::NoRoom(_)));
-        let other = io::Error::from(Errno::PERM);
-        assert!(matches!(no_room_or("x", other), EngineError::Step { .. }));
     }
 }

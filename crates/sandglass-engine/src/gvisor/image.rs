@@ -11,8 +11,7 @@ use sandglass_types::Limits;
 use serde::{Deserialize, Serialize};
 
 use super::record::Pinned;
-use super::runsc::step;
-use crate::engine::EngineError;
+use crate::engine::{EngineError, step};
 
 /// Upper bound of an image's description, in bytes.
 const MAX_META_LEN: u64 = 64 * 1024;

@@ -2,23 +2,17 @@
 
 use std::ffi::{CString, OsStr};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags};
 use sandglass_linux::cgroup::Leaf;
 use sandglass_linux::loopdev::LoopDevice;
 use sandglass_linux::process::{ProcessIdentity, Step};
 
-use super::disk::{self, no_room_or};
+use super::disk;
 use super::paths::SandboxPaths;
-use super::runsc::{AgentStdio, step};
-
-use crate::engine::EngineError;
-
-/// Buffer of each direction of a session, in bytes: fewer wake-ups on bulk data than with the kernel's 64 KiB.
-const SESSION_BUFFER: usize = 256 * 1024;
+use crate::engine::{EngineError, no_room_or, step};
+use crate::session::Session;
 
 const MS_NOSUID: u64 = 2;
 const MS_NODEV: u64 = 4;
@@ -48,31 +42,11 @@ pub(super) fn write_files(
     for folder in [paths.disk_mount(), paths.root_mount(), paths.bundle()] {
         fs_err::create_dir(folder).map_err(failed)?;
     }
-    for fifo in [paths.session_in(), paths.session_out()] {
-        let made = rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0);
-        made.map_err(|errno| failed(errno.into()))?;
-    }
+    Session { folder: paths.dir() }.make().map_err(failed)?;
     let meminfo = format!("MemTotal: {} kB\n", u64::from(memory_mib) << 10);
     fs_err::write(paths.meminfo(), meminfo).map_err(failed)?;
     let text = serde_json::to_vec(spec).map_err(|error| failed(error.into()))?;
     fs_err::write(paths.bundle().join("config.json"), text).map_err(failed)
-}
-
-/// Opens the agent's two descriptors. Both for reading *and* writing, so that the FIFO never ends while the agent
-/// lives, whoever else opens and closes it.
-pub(super) fn agent_stdio(paths: &SandboxPaths) -> Result<AgentStdio, EngineError> {
-    let open = |path: PathBuf| -> io::Result<OwnedFd> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(path, flags, Mode::empty())?;
-        // More is only quicker, so a refusal is no failure.
-        let _ = rustix::pipe::fcntl_setpipe_size(&fd, SESSION_BUFFER);
-        Ok(fd)
-    };
-    let failed = |error: io::Error| no_room_or("open the session", error);
-    Ok(AgentStdio {
-        stdin: open(paths.session_in()).map_err(failed)?,
-        stdout: open(paths.session_out()).map_err(failed)?,
-    })
 }
 
 /// Attaches the disk. The device must be held until `runsc` has been executed with the mount on it.

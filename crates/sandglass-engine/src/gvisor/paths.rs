@@ -100,18 +100,6 @@ impl SandboxPaths {
         self.dir.join("bundle")
     }
 
-    /// The FIFO that is the agent's standard input.
-    #[must_use]
-    pub fn session_in(&self) -> PathBuf {
-        self.dir.join("session.in")
-    }
-
-    /// The FIFO that is the agent's standard output.
-    #[must_use]
-    pub fn session_out(&self) -> PathBuf {
-        self.dir.join("session.out")
-    }
-
     /// What this engine remembers of it.
     #[must_use]
     pub fn record(&self) -> PathBuf {

@@ -10,14 +10,16 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use sandglass_linux::process::{Launch, LaunchError, Output, Propagation, Step, run, spawn};
 use sandglass_types::SandboxId;
 
-use crate::engine::{EngineError, Presence};
+use crate::engine::{EngineError, step};
+use crate::files::private_folder;
+use crate::record::Status;
+use crate::session::AgentStdio;
 
 /// Most bytes that are kept of anything `runsc` prints.
 const MAX_OUTPUT: usize = 16 * 1024;
@@ -57,25 +59,6 @@ struct State {
     status: Status,
 }
 
-/// The states of `runsc` that a sandbox with a living sandbox process can be in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Status {
-    Created,
-    Running,
-    Paused,
-}
-
-impl From<Status> for Presence {
-    fn from(status: Status) -> Self {
-        match status {
-            Status::Created => Self::Created,
-            Status::Running => Self::Running,
-            Status::Paused => Self::Paused,
-        }
-    }
-}
-
 /// Where the guest's interfaces come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Network {
@@ -93,13 +76,6 @@ pub(super) struct Make<'a> {
     pub(super) network: Network,
     /// Where it writes its fatal errors.
     pub(super) log: &'a Path,
-}
-
-/// The descriptors that become the agent's; standard error goes nowhere, because a guest may write to it for ever.
-#[derive(Debug)]
-pub(super) struct AgentStdio {
-    pub(super) stdin: OwnedFd,
-    pub(super) stdout: OwnedFd,
 }
 
 impl Runsc {
@@ -254,21 +230,6 @@ const FLAGS: [&str; 7] = [
 ];
 
 const MS_RDONLY: u64 = 1;
-
-/// A failed step with its cause.
-pub(super) fn step(
-    step: &'static str,
-    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-) -> EngineError {
-    EngineError::Step { step, source: source.into() }
-}
-
-/// Makes a folder that only root can enter.
-pub(super) fn private_folder(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-    fs_err::set_permissions(path, std::fs::Permissions::from_mode(0o700))
-}
 
 fn parse_version(output: &[u8]) -> Option<String> {
     let version = std::str::from_utf8(output).ok()?.lines().next()?.strip_prefix("runsc version ")?.trim();

@@ -13,8 +13,7 @@ use sandglass_linux::cgroup::Leaf;
 use sandglass_linux::loopdev::{self, LoopMount};
 use sandglass_linux::process::PidFd;
 
-use super::runsc::step;
-use crate::engine::EngineError;
+use crate::engine::{EngineError, step};
 
 /// How long killed processes and what they held may take to go away. Milliseconds are usual; a machine that is
 /// short of memory may need long.
@@ -105,13 +104,5 @@ pub(super) fn wait_detached(disk: &Path) -> Result<(), EngineError> {
             return Err(step(failed, format!("loop device {index} is still in use")));
         }
         std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Removes a folder with all that is in it; `Ok` if there is none.
-pub(super) fn remove_folder(path: &Path) -> Result<(), EngineError> {
-    match fs_err::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(step("remove a folder", error)),
-        _ => Ok(()),
     }
 }

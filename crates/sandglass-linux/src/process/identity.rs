@@ -1,7 +1,8 @@
 //! A pid is reused after its process is gone; a pid with its start time, within one boot, is not.
 
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -9,7 +10,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// Upper bound for what is read from one file of `/proc`, in bytes. `comm` is at most 64 bytes and there are
 /// about 50 numbers in `stat`.
-const MAX_STAT_LEN: u64 = 4096;
+pub(super) const MAX_STAT_LEN: u64 = 4096;
 
 /// One process, for as long as this machine runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -135,23 +136,31 @@ pub(super) fn timespec(duration: Duration) -> rustix::event::Timespec {
 }
 
 fn read_stat(pid: i32) -> io::Result<Vec<u8>> {
-    use std::io::Read as _;
+    read_bounded(format!("/proc/{pid}/stat").as_ref(), MAX_STAT_LEN)
+}
+
+/// The first `max` bytes of a file of `/proc`.
+pub(super) fn read_bounded(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    std::fs::File::open(format!("/proc/{pid}/stat"))?.take(MAX_STAT_LEN).read_to_end(&mut text)?;
+    std::fs::File::open(path)?.take(max).read_to_end(&mut text)?;
     Ok(text)
 }
 
 /// Whether an error of a `/proc/PID` file means that the process is gone: `open` says ENOENT, `read` says ESRCH.
-fn is_gone(error: &io::Error) -> bool {
+pub(super) fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
         || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
-/// Field 22 of `stat`. The name in field 2 may hold spaces and parentheses, so counting starts at the *last* `)`.
 fn start_ticks(stat: &[u8]) -> Option<u64> {
+    fields(stat)?.nth(22 - 3)?.parse().ok()
+}
+
+/// The fields of `stat` from the third on. The name in field 2 may hold spaces and parentheses, so counting starts at
+/// the *last* `)`.
+pub(super) fn fields(stat: &[u8]) -> Option<impl Iterator<Item = &str>> {
     let close = stat.iter().rposition(|byte| *byte == b')')?;
-    let rest = std::str::from_utf8(stat.get(close + 1..)?).ok()?;
-    rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+    Some(std::str::from_utf8(stat.get(close + 1..)?).ok()?.split_ascii_whitespace())
 }
 
 #[cfg(test)]

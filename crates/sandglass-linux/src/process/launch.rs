@@ -42,6 +42,10 @@ pub enum Step {
     DenyMembarrier,
     /// Sets `RLIMIT_NOFILE`, soft and hard, or raises the soft limit to the hard one where more is not allowed.
     OpenFiles(u64),
+    /// Changes the working directory, which is `/` otherwise.
+    WorkingDirectory(CString),
+    /// Makes the program the parent of every descendant of its own whose parent ends, as PID 1 is of all.
+    AdoptOrphans,
 }
 
 impl Step {
@@ -56,6 +60,8 @@ impl Step {
             Self::ReserveDescriptor(_) => "reserve a descriptor",
             Self::DenyMembarrier => "install the membarrier filter",
             Self::OpenFiles(_) => "raise the limit on open files",
+            Self::WorkingDirectory(_) => "change the working directory",
+            Self::AdoptOrphans => "become a reaper",
         }
     }
 }
@@ -146,8 +152,9 @@ impl Launch {
     ///
     /// # Errors
     /// [`LaunchError::Nul`].
-    pub fn env(mut self, name: &str, value: &str) -> Result<Self, LaunchError> {
-        self.env.push(CString::new(format!("{name}={value}"))?);
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Result<Self, LaunchError> {
+        let variable = [name.as_bytes(), b"=", value.as_ref().as_bytes()].concat();
+        self.env.push(CString::new(variable)?);
         Ok(self)
     }
 
@@ -376,6 +383,8 @@ fn perform(step: &Step) -> libc::c_int {
                 limit.rlim_cur = limit.rlim_max;
                 libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit)
             }
+            Step::WorkingDirectory(path) => libc::chdir(path.as_ptr()),
+            Step::AdoptOrphans => libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1),
         }
     }
 }

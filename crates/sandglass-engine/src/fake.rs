@@ -1,0 +1,262 @@
+//! An engine that **isolates nothing**: a sandbox is a folder and ordinary processes of this machine, which may read,
+//! change and reach whatever this process's user may. It is for work on everything above the engine, without root.
+//!
+//! # Where things are
+//! A sandbox is the folder `sandboxes/ID`: a record, the two FIFOs of its session, and `home`, the agent's working
+//! directory and `$HOME`. Its root file system and its limits are ignored; [`EngineInfo::refuses`] says so.
+//!
+//! The agent is told its folder by its last argument, the absolute path of `home`. Its environment holds `PATH`,
+//! `HOME` and [`MARKER`], and nothing of this process's own.
+//!
+//! # How processes are found
+//! By descent from the agent, which the kernel makes the parent of its orphans, and by [`MARKER`] in the environment
+//! that a process was started with. So an agent does well to pass the marker on to what it starts: a process without
+//! it is lost when the agent dies and it does not. Nothing is kept in memory: the next host finds the same.
+mod folder;
+mod processes;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use sandglass_linux::process::{adopt_orphans, boot_id};
+use sandglass_types::{InstanceId, SandboxId};
+
+use self::folder::{Folder, Record};
+use self::processes::{Agent, Life, Processes};
+use crate::engine::{
+    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Presence, SandboxSpec,
+    SessionEnds, Stats, no_room_or, step,
+};
+use crate::files::private_folder;
+use crate::locks::{Locks, lock};
+use crate::record::{self, Status};
+
+pub use self::processes::MARKER;
+
+const NAME: &str = "fake";
+
+/// What the engine is made from.
+#[derive(Debug, Clone)]
+pub struct FakeConfig {
+    /// Its folder, which belongs to the user of this process.
+    pub data: PathBuf,
+    /// Whose sandboxes these are.
+    pub instance: InstanceId,
+    /// The program that is the agent of every sandbox.
+    pub agent: PathBuf,
+    /// Its arguments, without its name; the sandbox's folder is added as the last one.
+    pub agent_args: Vec<String>,
+}
+
+/// The engine that isolates nothing.
+#[derive(Debug)]
+pub struct FakeEngine {
+    sandboxes: PathBuf,
+    boot_id: String,
+    processes: Processes,
+    locks: Locks,
+}
+
+impl FakeEngine {
+    /// Prepares the folder, and makes this process the reaper of all its descendants (see
+    /// [`sandglass_linux::process`]). Sandboxes that exist are not touched.
+    ///
+    /// # Errors
+    /// The step that failed.
+    pub fn open(config: FakeConfig) -> Result<Self, EngineError> {
+        let FakeConfig { data, instance, agent, agent_args } = config;
+        let failed = |error: io::Error| no_room_or("prepare the folders", error);
+        let sandboxes = data.join("sandboxes");
+        private_folder(&data).and_then(|()| private_folder(&sandboxes)).map_err(failed)?;
+        adopt_orphans().map_err(|error| step("become a reaper", error))?;
+        Ok(Self {
+            sandboxes: fs_err::canonicalize(sandboxes).map_err(failed)?,
+            boot_id: boot_id().map_err(|error| step("read the boot id", error))?,
+            processes: Processes {
+                instance,
+                // Agents start in folders of their own.
+                program: std::path::absolute(agent).map_err(failed)?,
+                args: agent_args,
+            },
+            locks: Locks::default(),
+        })
+    }
+
+    fn folder(&self, id: &SandboxId) -> Folder {
+        Folder(self.sandboxes.join(id.as_str()))
+    }
+
+    fn known(&self, id: &SandboxId) -> Result<Folder, EngineError> {
+        let folder = self.folder(id);
+        if folder.0.exists() { Ok(folder) } else { Err(EngineError::NotFound(id.clone())) }
+    }
+
+    /// Its record, if that is whole and of this boot.
+    fn record(&self, id: &SandboxId) -> Option<Record> {
+        record::read(&self.folder(id).record(), id).filter(|record: &Record| record.boot_id == self.boot_id)
+    }
+
+    fn save(&self, record: &Record) -> Result<(), EngineError> {
+        let path = self.folder(&record.id).record();
+        record::write(record, &path).map_err(|error| no_room_or("write the record", error))
+    }
+
+    fn advance(&self, record: &mut Record, progress: Status) -> Result<(), EngineError> {
+        record.progress = progress;
+        self.save(record)
+    }
+
+    fn presence(
+        &self,
+        record: Option<&Record>,
+        alive: &BTreeSet<SandboxId>,
+    ) -> Result<Presence, EngineError> {
+        let Some(record) = record else { return Ok(Presence::Remains) };
+        if record.progress == Status::Created {
+            // A host may have died before it could write down whom it started: they are found and ended as remains.
+            let half_started = alive.contains(&record.id);
+            return Ok(if half_started { Presence::Remains } else { Presence::Created });
+        }
+        Ok(match (record.progress, self.processes.life(record.agent())?) {
+            (_, Life::Gone) => Presence::Remains,
+            // A pause stops the agent first and a resume lets it go last, so that either may be broken off: a resume
+            // then makes it whole.
+            (Status::Paused, Life::Stopped) => Presence::Paused,
+            _ => Presence::Running,
+        })
+    }
+
+    /// The record, if the sandbox is in the state that the verb needs.
+    fn expect(&self, id: &SandboxId, wanted: Presence, verb: &'static str) -> Result<Record, EngineError> {
+        let record = self.record(id).ok_or_else(|| EngineError::NotFound(id.clone()))?;
+        let presence = self.presence(Some(&record), &self.processes.alive()?)?;
+        if presence == wanted { Ok(record) } else { Err(EngineError::wrong_state(id, presence, verb)) }
+    }
+
+    fn agent(&self, id: &SandboxId) -> Option<Agent> {
+        self.record(id)?.agent()
+    }
+}
+
+impl Engine for FakeEngine {
+    fn info(&self) -> EngineInfo {
+        EngineInfo {
+            name: NAME.into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            isolation: Isolation::None,
+            refuses: BTreeSet::from([
+                Feature::Checkpoint,
+                Feature::Airlock,
+                Feature::CpuLimit,
+                Feature::MemoryLimit,
+                Feature::DiskLimit,
+                Feature::ProcessLimit,
+                Feature::OwnFiles,
+            ]),
+        }
+    }
+
+    fn create(&self, spec: &SandboxSpec) -> Result<(), EngineError> {
+        let id = &spec.id;
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        let folder = self.folder(id);
+        if folder.0.exists() || self.processes.alive()?.contains(id) {
+            return Err(EngineError::Exists(id.clone()));
+        }
+        let made = folder
+            .make()
+            .map_err(|error| no_room_or("make the sandbox's folder", error))
+            .and_then(|()| self.save(&Record::new(id.clone(), self.boot_id.clone())));
+        if made.is_err()
+            && let Err(error) = folder.remove()
+        {
+            tracing::warn!(%id, error = %sandglass_types::error::Chain(&error), "a half-made sandbox is left");
+        }
+        made
+    }
+
+    fn start(&self, id: &SandboxId) -> Result<(), EngineError> {
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        let mut record = self.expect(id, Presence::Created, "start")?;
+        let agent = self.processes.start(id, &self.folder(id))?;
+        record.started(agent);
+        self.save(&record).inspect_err(|_| {
+            // Nobody would know that it runs.
+            if let Err(error) = self.processes.kill(id, Some(agent)) {
+                tracing::warn!(%id, error = %sandglass_types::error::Chain(&error), "an agent is left");
+            }
+        })
+    }
+
+    fn pause(&self, id: &SandboxId) -> Result<(), EngineError> {
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        let mut record = self.expect(id, Presence::Running, "pause")?;
+        self.advance(&mut record, Status::Paused)?;
+        self.processes.stop(id, record.agent()).inspect_err(|_| {
+            let undone = self.processes.go_on(id, record.agent());
+            if let Err(error) = undone.and_then(|()| self.advance(&mut record, Status::Running)) {
+                tracing::warn!(%id, error = %sandglass_types::error::Chain(&error), "a sandbox stays paused");
+            }
+        })
+    }
+
+    fn resume(&self, id: &SandboxId) -> Result<(), EngineError> {
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        let mut record = self.expect(id, Presence::Paused, "resume")?;
+        self.processes.go_on(id, record.agent())?;
+        self.advance(&mut record, Status::Running)
+    }
+
+    fn checkpoint(&self, _: &SandboxId, _: &SandboxId) -> Result<(), EngineError> {
+        Err(EngineError::Unsupported { engine: NAME, verb: "checkpoint" })
+    }
+
+    fn restore(&self, _: &SandboxSpec, _: &SandboxId) -> Result<(), EngineError> {
+        Err(EngineError::Unsupported { engine: NAME, verb: "restore" })
+    }
+
+    fn destroy(&self, id: &SandboxId) -> Result<(), EngineError> {
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        self.processes.kill(id, self.agent(id))?;
+        self.folder(id).remove()
+    }
+
+    fn stats(&self, id: &SandboxId) -> Result<Stats, EngineError> {
+        let folder = self.known(id)?;
+        Ok(Stats { disk_bytes: folder.disk_bytes(), ..self.processes.usage(id, self.agent(id))? })
+    }
+
+    fn list(&self) -> Result<Vec<(SandboxId, Presence)>, EngineError> {
+        let alive = self.processes.alive()?;
+        let mut ids = alive.clone();
+        let failed = |error: io::Error| step("list the sandboxes", error);
+        for entry in fs_err::read_dir(&self.sandboxes).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            // What is not named like a sandbox is none of ours.
+            ids.extend(name.to_str().and_then(|name| name.parse().ok()));
+        }
+        let presence = |id: SandboxId| Ok((id.clone(), self.presence(self.record(&id).as_ref(), &alive)?));
+        ids.into_iter().map(presence).collect()
+    }
+
+    fn attach(&self, id: &SandboxId) -> Result<SessionEnds, EngineError> {
+        self.known(id)?.session().attach(id)
+    }
+
+    fn airlock_socket(&self, _: &SandboxId, _: AirlockSocket) -> Result<OwnedFd, EngineError> {
+        Err(EngineError::Unsupported { engine: NAME, verb: "make a socket in an airlock" })
+    }
+
+    fn wait(&self, id: &SandboxId) -> Result<Exit, EngineError> {
+        self.known(id)?;
+        self.processes.wait(id, self.agent(id))?;
+        Ok(Exit::Ended)
+    }
+}

@@ -1,0 +1,45 @@
+//! Folders and small files of a host.
+
+use std::io::{self, Read as _, Write as _};
+use std::path::Path;
+
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use rustix::fs::OFlags;
+
+use crate::engine::{EngineError, step};
+
+/// Makes a folder that only this process's user can enter.
+pub(crate) fn private_folder(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    fs_err::set_permissions(path, std::fs::Permissions::from_mode(0o700))
+}
+
+/// Removes a folder with all that is in it; `Ok` if there is none.
+pub(crate) fn remove_folder(path: &Path) -> Result<(), EngineError> {
+    match fs_err::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(step("remove a folder", error)),
+        _ => Ok(()),
+    }
+}
+
+/// Reads a file of at most `max` bytes, which must not be a link; `None` if there is none.
+pub(crate) fn read_small(path: &Path, max: u64) -> io::Result<Option<Vec<u8>>> {
+    let nofollow = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
+    let mut bytes = Vec::new();
+    let opened = fs_err::OpenOptions::new().read(true).custom_flags(nofollow).open(path);
+    match opened.and_then(|file| file.take(max + 1).read_to_end(&mut bytes)) {
+        Ok(len) if len as u64 > max => Err(io::ErrorKind::FileTooLarge.into()),
+        Ok(_) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes a file so that a reader sees the old one or the new one, whole.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut next = path.as_os_str().to_owned();
+    next.push(".next");
+    fs_err::File::create(&next)?.write_all(content)?;
+    fs_err::rename(next, path)
+}
