@@ -1,6 +1,6 @@
 # Everything a person or CI does with this repository. As root, because sandboxes need it.
 .DEFAULT_GOAL := help
-.PHONY: help setup guest build demo serve test format-check lint fmt clean
+.PHONY: help setup guest build demo serve bench soak test format-check lint fmt clean
 
 # The static binary that becomes the first process of every sandbox. The server carries it inside.
 GUEST := $(CURDIR)/target/guest/sandglass-guest
@@ -28,6 +28,13 @@ serve: setup build ## Start the server here, and print what to paste into anothe
 	@if [ -e /var/lib/sandglass/serve/store.db ]; then \
 	  echo "export E2B_API_KEY=$$(target/release/sandglass key create --name make-serve)"; fi; \
 	exec target/release/sandglass serve
+
+bench: setup build ## Measure what is promised, each against a reference of the same run
+	@for bench in cold-create exec transfer "idle --count 20" "idle --count 60" soak; do \
+	  echo; target/release/sandglass bench $$bench || exit 1; done
+
+soak: setup build ## Create, use and end 2,000 sandboxes, and see what is left of them
+	@target/release/sandglass bench soak --cycles 2000
 
 format-check:
 	cargo fmt --all --check

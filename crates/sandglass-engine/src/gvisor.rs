@@ -25,6 +25,7 @@
 //! sandbox is driven to its end in the way in which it was made.
 
 mod airlocks;
+pub mod bare;
 mod ceiling;
 mod control;
 mod disk;

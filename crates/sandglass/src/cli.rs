@@ -1,5 +1,7 @@
 //! The command line. Scripts rely on it: names and meanings stay.
 
+pub(crate) mod bench;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -29,6 +31,8 @@ pub(crate) enum Command {
     Ledger(Ledger),
     /// Say whether this machine can isolate, check by check, with the remedy
     Doctor(Doctor),
+    /// Measure what is promised, against a reference of the same run
+    Bench(bench::Bench),
     /// Tell the ledger what the store says, without privilege
     #[command(hide = true)]
     Owners(Owners),

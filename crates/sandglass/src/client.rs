@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::cli;
 use exec::{Command, Outcome};
-use rest::Api;
+pub(crate) use rest::{Api, Reach};
 
 /// What `run` and `exec` exit with when they themselves fail, as other tools of this kind do: a command that ran and
 /// failed is not to be taken for one that never ran.

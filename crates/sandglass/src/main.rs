@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod bench;
 mod cli;
 mod client;
 mod config;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         Command::Sandbox(verb) => client::sandbox(verb),
         Command::Ledger(args) => local::ledger(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Owners(args) => local::owners(&args),
         Command::Team(verb) => local::team(&verb),
         Command::Key(verb) => local::key(&verb),

@@ -177,7 +177,7 @@ fn announce(address: SocketAddr, key: Option<&str>, control: &Control) -> anyhow
     Ok(())
 }
 
-fn find_runsc(configured: Option<&Path>) -> anyhow::Result<PathBuf> {
+pub(crate) fn find_runsc(configured: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(path) = configured {
         return Ok(path.to_owned());
     }

@@ -216,7 +216,7 @@ impl Runsc {
 }
 
 /// The flags that every call gets; some matter when a sandbox is made, some when it is started.
-const FLAGS: [&str; 7] = [
+pub(super) const FLAGS: [&str; 7] = [
     "--platform=systrap",
     // Connections do not survive a checkpoint; without this, one open connection makes it fail.
     "--net-disconnect-ok=true",

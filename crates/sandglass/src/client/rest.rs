@@ -119,7 +119,8 @@ fn refusal(status: StatusCode, answer: &Value) -> String {
 }
 
 impl Reach {
-    fn read(answer: &Value) -> anyhow::Result<Self> {
+    /// From the answer to a create or connect.
+    pub(crate) fn read(answer: &Value) -> anyhow::Result<Self> {
         let id = answer["sandboxID"].as_str().context("the server's answer names no sandbox")?;
         let token = answer["envdAccessToken"].as_str().map(str::to_owned);
         Ok(Self { id: id.to_owned(), token })

@@ -1,0 +1,166 @@
+//! `sandglass bench`: measures what is promised, against a reference of the same run.
+//!
+//! Each bench starts a server of its own (this very program on a folder of its own), takes samples of its subject and
+//! of its reference in turns, because machines are noisy, ends everything, and asks the ledger whether something is
+//! left. Nothing is prepared for a bench that a client would not have, too.
+
+mod cold_create;
+mod exec;
+mod idle;
+mod proc;
+mod report;
+mod server;
+mod soak;
+mod stats;
+mod transfer;
+mod wire;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::cli::bench::{Bench, Common, There, Which};
+use report::Report;
+use server::{Endpoint, Server};
+
+/// What a run exits with in which something failed, and with `--check` one in which a target was missed.
+const FAILED: u8 = 1;
+const MISSED: u8 = 2;
+
+/// Name, and what is wanted.
+const TARGETS: [(&str, &str); 5] = [
+    ("cold-create", "p50 of create to first output at most 1.0 times that of a bare `runsc run`"),
+    ("exec", "p50 of `true` at most 2 ms over the same spawn inside, and at most 20 ms"),
+    ("transfer", "100 MB at 200 MB/s or more with the Python SDK, at 500 MB/s or more with a plain client"),
+    ("idle", "a sandbox at most 40 MB and 0.3 % of a core; both halves at most 80 MB with 20 sandboxes"),
+    ("soak", "no failure, and the ledger as at the start"),
+];
+
+/// Runs one bench and prints what it found.
+pub(crate) fn run(args: &Bench) -> anyhow::Result<ExitCode> {
+    let Some(which) = args.which.as_ref().filter(|_| !args.list) else {
+        let mut out = std::io::stdout().lock();
+        for (name, target) in TARGETS {
+            writeln!(out, "{name:<12} {target}")?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    let (common, there) = which.common();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let report = runtime.block_on(measured(which, common, there))?;
+    let out = &mut std::io::stdout().lock();
+    if common.json {
+        report.json(out)?;
+    } else {
+        report.text(out)?;
+    }
+    Ok(match (report.failed, common.check && report.missed()) {
+        (0, false) => ExitCode::SUCCESS,
+        (0, true) => ExitCode::from(MISSED),
+        _ => ExitCode::from(FAILED),
+    })
+}
+
+impl Which {
+    /// Its index in [`TARGETS`] is that of the variant.
+    const fn name(&self) -> &'static str {
+        let index = match self {
+            Self::ColdCreate { .. } => 0,
+            Self::Exec { .. } => 1,
+            Self::Transfer { .. } => 2,
+            Self::Idle { .. } => 3,
+            Self::Soak { .. } => 4,
+        };
+        TARGETS[index].0
+    }
+
+    const fn common(&self) -> (&Common, Option<&There>) {
+        match self {
+            Self::ColdCreate { common, .. } | Self::Idle { common, .. } | Self::Soak { common, .. } => {
+                (common, None)
+            }
+            Self::Exec { common, there, .. } | Self::Transfer { common, there, .. } => (common, Some(there)),
+        }
+    }
+}
+
+/// A server, the bench, and the end of both; a signal ends the bench only.
+async fn measured(which: &Which, common: &Common, there: Option<&There>) -> anyhow::Result<Report> {
+    let mut signals = Signals::new()?;
+    if let Some(There { url: Some(url), api_key: Some(key) }) = there {
+        let endpoint = Endpoint { url: url.trim_end_matches('/').to_owned(), key: key.clone() };
+        return signals.interrupt(bench(which, None, &endpoint)).await;
+    }
+    if !rustix::process::geteuid().is_root() {
+        bail!("a bench needs root to start a server of its own");
+    }
+    let mut server = Server::spawn(common)?;
+    let outcome = signals
+        .interrupt(async {
+            let endpoint = server.ready().await?;
+            bench(which, Some(&server), &endpoint).await
+        })
+        .await;
+    let ledger = server.stop().await;
+    let mut report = outcome?;
+    report.ledger = report.keep(ledger);
+    Ok(report)
+}
+
+async fn bench(which: &Which, server: Option<&Server>, endpoint: &Endpoint) -> anyhow::Result<Report> {
+    let own = || server.context("this bench needs a server of its own");
+    let mut report = Report::new(which.name());
+    match which {
+        Which::ColdCreate { common, samples } => {
+            cold_create::run(own()?, endpoint, common, samples, &mut report).await
+        }
+        Which::Exec { samples, .. } => exec::run(endpoint, samples, &mut report).await,
+        Which::Transfer { n, python, .. } => {
+            transfer::run(endpoint, *n, python.as_deref(), &mut report).await
+        }
+        Which::Idle { count, settle, window, .. } => {
+            let [settle, window] = [settle, window].map(|seconds| Duration::from_secs(*seconds));
+            let options = idle::Options { count: *count, settle, window };
+            idle::run(own()?, endpoint, &options, &mut report).await
+        }
+        Which::Soak { cycles, parallel, .. } => {
+            soak::run(own()?, endpoint, *cycles, *parallel, &mut report).await
+        }
+    }?;
+    Ok(report)
+}
+
+/// From now on a signal is an answer to a question, and no end.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    /// The work, to its end or to a signal.
+    async fn interrupt<T>(&mut self, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+        tokio::select! {
+            outcome = work => outcome,
+            Some(()) = self.interrupt.recv() => bail!("interrupted"),
+            Some(()) = self.terminate.recv() => bail!("interrupted"),
+        }
+    }
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// Millions of bytes.
+fn megabytes(bytes: u64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "the memory of a machine is far below 2^53 bytes")]
+    let bytes = bytes as f64;
+    bytes / 1e6
+}
