@@ -32,6 +32,7 @@ use sandglass_types::{Clock as _, Digest, SystemClock, Timestamp};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+pub use build::BuildFailure;
 use recipe::Recipe;
 
 /// Longest name of a template, in bytes.
@@ -75,12 +76,12 @@ pub enum TemplateError {
     #[error("preparing the template {0:?} needs root: start the server as root once")]
     NotRoot(String),
     /// The build script failed.
-    #[error("the template {name:?} could not be built: {remedy}; the last lines of the build:\n{tail}")]
+    #[error("the template {name:?} could not be built: {}; the last lines of the build:\n{tail}", failure.remedy())]
     Build {
         /// Which template.
         name: String,
-        /// What a person can do about it.
-        remedy: &'static str,
+        /// Why, as far as the output tells.
+        failure: BuildFailure,
         /// The end of the build's output.
         tail: String,
     },

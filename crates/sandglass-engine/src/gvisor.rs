@@ -69,7 +69,11 @@ use crate::record::{self as records, Status};
 use crate::session::Session;
 
 pub use self::airlocks::{AirlockError, Airlocks};
+pub use self::ceiling::of as ceiling;
+pub use self::control::knows as over_control_socket;
+pub use self::make::OVERLAY_OPTIONS;
 pub use self::paths::{HostPaths, SandboxPaths};
+pub use self::runsc::version as runsc_version;
 
 const NAME: &str = "gvisor";
 
@@ -154,8 +158,7 @@ impl GvisorEngine {
         }
         adopt_orphans().map_err(|error| step("become a reaper", error))?;
         let cgroups = Cgroups::detect(Path::new(cgroup::ROOT), instance.as_str())
-            .and_then(|cgroups| cgroups.make_parent().map(|()| cgroups))
-            .map_err(|error| step("prepare the control groups", error))?;
+            .map_err(|error| step("find the control groups", error))?;
         image::sweep(&paths.images()).map_err(|error| step("remove unfinished images", error))?;
         let args = std::iter::once(oci::GUEST_PATH.to_owned()).chain(guest_args).collect();
         let runsc = Runsc::open(&runsc, &paths.runsc_root())?;
@@ -164,7 +167,7 @@ impl GvisorEngine {
             let version = &runsc.version;
             tracing::info!(version, "the control socket of this runsc is not known; sandboxes start slower");
         }
-        Ok(Self {
+        let engine = Self {
             runsc,
             over_socket,
             layer: layer::ensure(&paths, &guest)?,
@@ -175,7 +178,10 @@ impl GvisorEngine {
             cgroups,
             locks: Locks::default(),
             watches: Mutex::default(),
-        })
+        };
+        // Last: the drop of an engine takes it away again, and nothing else would.
+        engine.cgroups.make_parent().map_err(|error| step("make the control group", error))?;
+        Ok(engine)
     }
 
     /// Removes a checkpoint image; `Ok` if there is none.

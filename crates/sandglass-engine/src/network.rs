@@ -27,6 +27,7 @@ mod slot;
 pub use assignments::Assignments;
 pub use plan::{AIRLOCK_ADDRESS, AIRLOCK_MAC, DNS_PORT, GUEST_ADDRESS, GUEST_MAC, PREFIX_LEN, SlotName};
 pub use pool::{DEFAULT_SIZE, Pool};
+pub use ruleset::ruleset;
 pub use slot::Slot;
 
 /// A slot that could not be made, used or removed.

@@ -1,6 +1,7 @@
 //! Safe wrappers over the kernel facilities that isolate a sandbox.
 
 pub mod cgroup;
+pub mod clock;
 pub mod fdpass;
 pub mod lock;
 pub mod loopdev;

@@ -189,6 +189,22 @@ fn remains(status: &str, identity: Identity) -> Option<&'static str> {
     None
 }
 
+/// The version of Landlock's interface in this kernel; `None` if it has none or it is switched off.
+#[must_use]
+pub fn landlock_abi() -> Option<u32> {
+    const LANDLOCK_CREATE_RULESET_VERSION: u32 = 1;
+    // SAFETY: with this flag the call takes no pointer and makes nothing: it answers a number.
+    let abi = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            std::ptr::null::<libc::c_void>(),
+            0_usize,
+            LANDLOCK_CREATE_RULESET_VERSION,
+        )
+    };
+    u32::try_from(abi).ok().filter(|abi| *abi > 0)
+}
+
 /// What a confined process may still reach by path. Everything else on the file system is out of reach; descriptors
 /// that are open already are not affected.
 #[derive(Debug, Clone, Default)]

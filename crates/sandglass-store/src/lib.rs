@@ -61,6 +61,9 @@ pub enum StoreError {
         /// What is wrong with it.
         detail: String,
     },
+    /// The file system has no room for it.
+    #[error("the file system of the store is full")]
+    Full,
     /// The database failed.
     #[error("the store failed")]
     Database(#[source] Box<dyn std::error::Error + Send + Sync>),

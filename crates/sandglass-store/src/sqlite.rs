@@ -55,7 +55,7 @@ impl SqliteStore {
     ///
     /// # Errors
     /// [`StoreError::NewerSchema`], [`StoreError::NotOurs`], [`StoreError::Corrupt`] if its schema has another
-    /// history than this program's, or [`StoreError::Database`].
+    /// history than this program's or the file is damaged, [`StoreError::Full`], or [`StoreError::Database`].
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
         open::prepare(path).await?;
         let options = open::options(path).synchronous(SqliteSynchronous::Normal);
@@ -112,8 +112,22 @@ async fn is_clean(connection: &mut SqliteConnection) -> sqlx::Result<bool> {
     Ok(!connection.is_in_transaction())
 }
 
+/// Tells a full disk and a damaged file (<https://www.sqlite.org/rescode.html>) from all other failures.
 fn database(error: sqlx::Error) -> StoreError {
-    StoreError::Database(Box::new(error))
+    const SQLITE_CORRUPT: u32 = 11;
+    const SQLITE_FULL: u32 = 13;
+    /// What a full disk looks like to the index of the write-ahead log.
+    const SQLITE_IOERR_SHMSIZE: u32 = 4874;
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    match code.and_then(|code| code.parse::<u32>().ok()) {
+        Some(SQLITE_IOERR_SHMSIZE) => StoreError::Full,
+        // The low byte of an extended code is the kind of failure.
+        Some(code) if code & 0xff == SQLITE_FULL => StoreError::Full,
+        Some(code) if code & 0xff == SQLITE_CORRUPT => {
+            StoreError::Corrupt { what: "file", detail: error.to_string() }
+        }
+        _ => StoreError::Database(Box::new(error)),
+    }
 }
 
 /// Turns the violation of a uniqueness rule into [`StoreError::Exists`].

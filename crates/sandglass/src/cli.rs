@@ -170,6 +170,12 @@ pub(crate) struct Ledger {
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
+    /// The folder of a server's state, there already or not
+    #[arg(long, default_value = "/var/lib/sandglass", value_name = "DIR")]
+    pub(crate) data_dir: PathBuf,
+    /// The folder of root file systems and agents, there already or not
+    #[arg(long, default_value = "/var/cache/sandglass", value_name = "DIR")]
+    pub(crate) cache_dir: PathBuf,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -10,6 +10,7 @@ use fs_err as fs;
 use serde::Deserialize;
 
 use crate::cli::{EngineChoice, Serve};
+use crate::startup::{Reason, StartupError};
 
 /// The longest lifetime that can be configured: a year.
 const MAX_LIFETIME_HOURS: u64 = 24 * 365;
@@ -54,7 +55,11 @@ pub(crate) struct Config {
 
 impl Config {
     /// Puts the command line over the file that it names.
-    pub(crate) fn resolve(args: &Serve) -> anyhow::Result<Self> {
+    pub(crate) fn resolve(args: &Serve) -> Result<Self, StartupError> {
+        Self::merge(args).map_err(|error| StartupError::new(Reason::Config, format!("{error:#}")))
+    }
+
+    fn merge(args: &Serve) -> anyhow::Result<Self> {
         let file = args.config.as_deref().map(read).transpose()?.unwrap_or_default();
         let engine = match (args.engine, file.engine.as_deref()) {
             (Some(engine), _) => engine,
@@ -122,7 +127,7 @@ mod tests {
         let listen = listen.map(|text| text.parse().unwrap());
         let args =
             Serve { listen, data_dir: None, cache_dir: None, engine: None, config: Some(path), guest: None };
-        Config::resolve(&args)
+        Ok(Config::resolve(&args)?)
     }
 
     #[test]

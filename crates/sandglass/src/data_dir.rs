@@ -6,17 +6,23 @@
 //! DIR/host/        sandboxes: belongs to root
 //! ```
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
 use fs_err as fs;
 use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchmod, fchown, fstat, mkdirat};
 use rustix::io::Errno;
 use sandglass_linux::lock::{FolderLock, LockError};
 use sandglass_linux::privilege::{self, Enforcement, Identity, WithoutLandlock};
 use sandglass_types::InstanceId;
+
+use crate::startup::{Folder, Reason, StartupError};
+
+/// The file with the id of the instance, and its name before it is whole.
+const INSTANCE: &str = "instance";
+const UNNAMED: &str = ".instance.new";
 
 /// The file of the store, as the half without privilege sees it.
 pub(crate) const STORE: &str = "/store.db";
@@ -40,31 +46,35 @@ pub(crate) struct DataDir {
 
 impl DataDir {
     /// Opens a folder that a server made before.
-    pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
-        let path = fs::canonicalize(path).context("the data folder can't be opened")?;
-        let text = fs::read_to_string(path.join("instance"))
-            .with_context(|| format!("{} is no data folder of Sandglass", path.display()))?;
-        let instance = text.trim_end().parse().context("the data folder has a malformed instance file")?;
+    pub(crate) fn open(path: &Path) -> Result<Self, StartupError> {
+        let path = fs::canonicalize(path).map_err(|error| unusable(path, &error))?;
+        let foreign =
+            |what: &str| StartupError::new(Reason::ForeignFolder, format!("{} {what}", path.display()));
+        let text = match fs::read_to_string(path.join(INSTANCE)) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(foreign("is no data folder of Sandglass"));
+            }
+            Err(error) => return Err(unusable(&path, &error)),
+        };
+        let instance = text.trim_end().parse().map_err(|_| foreign("has a malformed instance file"))?;
         Ok(Self { path, instance })
     }
 
     /// Opens a folder, making it if it is missing or empty, and locks it.
-    pub(crate) fn open_or_create(path: &Path) -> anyhow::Result<(Self, FolderLock)> {
-        fs::create_dir_all(path)?;
-        let path = fs::canonicalize(path)?;
+    pub(crate) fn open_or_create(path: &Path) -> Result<(Self, FolderLock), StartupError> {
+        fs::create_dir_all(path).map_err(|error| unusable(path, &error))?;
+        let path = fs::canonicalize(path).map_err(|error| unusable(path, &error))?;
         let lock = lock(&path)?;
-        let file = path.join("instance");
-        if !file.try_exists()? {
-            if fs::read_dir(&path)?.next().is_some() {
-                bail!("{} is neither empty nor a data folder of Sandglass; choose another", path.display());
+        if !path.join(INSTANCE).try_exists().map_err(|error| unusable(&path, &error))? {
+            if holds_anything(&path).map_err(|error| unusable(&path, &error))? {
+                let what = format!("{} is neither empty nor a data folder of Sandglass", path.display());
+                return Err(StartupError::new(Reason::ForeignFolder, what));
             }
-            let instance = InstanceId::random();
-            let temporary = path.join(".instance.new");
-            fs::write(&temporary, format!("{instance}\n"))?;
-            fs::rename(&temporary, &file)?;
+            name(&path).map_err(|error| unusable(&path, &error))?;
         }
         let folder = Self::open(&path)?;
-        let system = rustix::fs::statvfs(&folder.path)?;
+        let system = rustix::fs::statvfs(&folder.path).map_err(|error| unusable(&path, &error.into()))?;
         if system.f_bavail.saturating_mul(system.f_frsize) < FULL {
             let path = folder.path.display();
             tracing::warn!(%path, "the file system is full, and the store may not open: make room and start again");
@@ -75,23 +85,28 @@ impl DataDir {
 
     /// Makes the folders of both halves. Never through a link: whatever one led to would belong to the half without
     /// privilege.
-    fn lay_out(&self) -> anyhow::Result<()> {
+    fn lay_out(&self) -> Result<(), StartupError> {
+        let failed = |error: Errno| unusable(&self.path, &error.into());
         let Identity { uid, gid } = self.identity();
-        let data = open_folder(CWD, &self.path)?;
-        let about = fstat(&data)?;
+        let data = open_folder(CWD, &self.path).map_err(failed)?;
+        let about = fstat(&data).map_err(failed)?;
         if about.st_uid != 0 || about.st_mode & 0o022 != 0 {
-            bail!("{} must belong to root, and nobody else may write in it", self.path.display());
+            let what =
+                format!("{} must belong to root, and nobody else may write in it", self.path.display());
+            return Err(StartupError::new(Reason::UnusableFolder, what));
         }
         for (name, owner) in [("serve", Some((uid, gid))), ("host", None)] {
             match mkdirat(&data, name, Mode::RWXU) {
-                Err(error) if error != Errno::EXIST => return Err(error.into()),
+                Err(error) if error != Errno::EXIST => return Err(failed(error)),
                 _ => {}
             }
-            let folder = open_folder(&data, Path::new(name))
-                .with_context(|| format!("{} is no folder", self.path.join(name).display()))?;
-            fchmod(&folder, Mode::RWXU)?;
+            let folder = open_folder(&data, Path::new(name)).map_err(|_| {
+                let what = format!("{} is no folder", self.path.join(name).display());
+                StartupError::new(Reason::ForeignFolder, what)
+            })?;
+            fchmod(&folder, Mode::RWXU).map_err(failed)?;
             if let Some((uid, gid)) = owner {
-                fchown(&folder, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
+                fchown(&folder, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).map_err(failed)?;
             }
         }
         Ok(())
@@ -127,7 +142,7 @@ impl DataDir {
 
     /// Gives up all privilege: from here on this process has an own user, no capability, and sees `serve/` as the whole
     /// file system. Call it before the second thread starts.
-    pub(crate) fn confine(&self) -> anyhow::Result<Enforcement> {
+    pub(crate) fn confine(&self) -> Result<Enforcement, StartupError> {
         let folder = self.path.join("serve");
         Ok(privilege::enter_cell(&folder, self.identity(), WithoutLandlock::Refuse)?)
     }
@@ -138,17 +153,45 @@ fn open_folder(at: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(at, path, flags, Mode::empty())
 }
 
-fn lock(path: &Path) -> anyhow::Result<FolderLock> {
+fn unusable(path: &Path, error: &io::Error) -> StartupError {
+    StartupError::folder(Folder::Data, path, error)
+}
+
+/// Whether a folder holds anything but what a start that was cut off leaves.
+fn holds_anything(path: &Path) -> io::Result<bool> {
+    for entry in fs::read_dir(path)? {
+        if entry?.file_name() != UNNAMED {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Makes a folder one of an instance.
+fn name(path: &Path) -> io::Result<()> {
+    let temporary = path.join(UNNAMED);
+    let named = fs::write(&temporary, format!("{}\n", InstanceId::random()))
+        .and_then(|()| fs::rename(&temporary, path.join(INSTANCE)));
+    if named.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    named
+}
+
+fn lock(path: &Path) -> Result<FolderLock, StartupError> {
     let deadline = Instant::now() + LOCK_PATIENCE;
     loop {
         match FolderLock::acquire(path) {
+            Ok(lock) => return Ok(lock),
             Err(LockError::InUse) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(50));
             }
             Err(LockError::InUse) => {
-                bail!("another server uses {}; stop it, or give this one its own --data-dir", path.display())
+                let what = format!("another server uses {}", path.display());
+                return Err(StartupError::new(Reason::FolderInUse, what));
             }
-            other => return Ok(other?),
+            Err(LockError::Io(error)) => return Err(unusable(path, &error)),
+            Err(error) => return Err(unusable(path, &io::Error::other(error))),
         }
     }
 }
@@ -198,7 +241,16 @@ mod tests {
     fn a_folder_of_others_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("thesis.txt"), "years of work").unwrap();
-        let error = DataDir::open_or_create(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("neither empty nor a data folder"), "{error}");
+        let error = DataDir::open_or_create(folder.path()).unwrap_err();
+        assert_eq!(error.reason(), Reason::ForeignFolder);
+        assert!(error.to_string().contains("neither empty nor a data folder"), "{error}");
+    }
+
+    #[test]
+    fn a_start_that_was_cut_off_leaves_no_foreign_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(UNNAMED), "").unwrap();
+        let (data, _lock) = DataDir::open_or_create(folder.path()).unwrap();
+        assert_eq!(DataDir::open(folder.path()).unwrap().instance(), data.instance());
     }
 }

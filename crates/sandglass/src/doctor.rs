@@ -1,70 +1,38 @@
 //! `sandglass doctor`: whether this machine can isolate, check by check, with the remedy.
+//!
+//! Each module looks at one thing: `look` acts and returns facts, `judge` makes checks of facts and is pure. What is
+//! made to be looked at (a namespace, a mount, a loop device, a sandbox) lives in files without a name and in private
+//! namespaces, so that the kernel takes it away however this process ends. Only a control group has no such owner: the
+//! next doctor removes what a killed one left.
+
+mod cgroups;
+mod check;
+mod disk;
+mod kvm;
+mod machine;
+mod network;
+mod room;
+mod runsc;
 
 use std::io::Write;
-use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use comfy_table::Table;
-use serde::Serialize;
+use sandglass_engine::gvisor::HostPaths;
 
 use crate::cli;
+use crate::data_dir::DataDir;
+use crate::startup::{Reason, StartupError};
+use check::{Check, Verdict};
 
-/// What a check found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Verdict {
-    /// As it should be.
-    Good,
-    /// Works, but an operator should know.
-    Note,
-    /// Sandboxes can't be made.
-    Bad,
-}
-
-/// One thing that was looked at.
-#[derive(Debug, Serialize)]
-struct Check {
-    name: &'static str,
-    verdict: Verdict,
-    /// What was found, and what to do if it is not good.
-    finding: String,
-}
-
-impl Check {
-    fn new(name: &'static str, outcome: Result<String, String>) -> Self {
-        let (verdict, finding) = match outcome {
-            Ok(found) => (Verdict::Good, found),
-            Err(missing) => (Verdict::Bad, missing),
-        };
-        Self { name, verdict, finding }
-    }
-
-    fn note(name: &'static str, finding: impl Into<String>) -> Self {
-        Self { name, verdict: Verdict::Note, finding: finding.into() }
-    }
-}
-
-/// What the gVisor of Debian's package can't do, however it is set up.
-const GVISOR_LIMITS: [(&str, &str); 3] = [
-    (
-        "set-uid programs",
-        "set-uid bits and file capabilities do nothing in a sandbox: `su`, `ping` and the like stay unprivileged; \
-         `sudo` works, because it asks the agent",
-    ),
-    (
-        "extended attributes",
-        "`user.*` attributes can't be set on a sandbox's disk, only on its memory file systems",
-    ),
-    (
-        "idle CPU",
-        "an idle sandbox takes 2 to 4 % of a core with the systrap platform of versions before mid-2026",
-    ),
-];
+/// Most bytes of what a program says that are looked at.
+const MAX_SAID: usize = 4096;
 
 /// Looks at everything, prints it, and exits with 0 only if sandboxes can be made.
 pub(crate) fn run(args: &cli::Doctor) -> anyhow::Result<ExitCode> {
-    let checks = examine();
-    let good = checks.iter().all(|check| check.verdict != Verdict::Bad);
+    let checks = examine(&args.data_dir, &args.cache_dir);
+    let good = checks.iter().all(|check| check.verdict() != Verdict::Bad);
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &serde_json::json!({ "good": good, "checks": checks }))?;
@@ -73,92 +41,73 @@ pub(crate) fn run(args: &cli::Doctor) -> anyhow::Result<ExitCode> {
         let mut table = Table::new();
         table.load_style(comfy_table::presets::NOTHING);
         for check in &checks {
-            let verdict = match check.verdict {
-                Verdict::Good => "good",
-                Verdict::Note => "note",
-                Verdict::Bad => "BAD",
-            };
-            table.add_row([verdict, check.name, &check.finding]);
+            table.add_row([check.verdict().label(), check.name(), &check.text()]);
         }
-        writeln!(out, "{table}")?;
-        writeln!(
-            out,
-            "{}",
-            if good { "sandboxes can be made here" } else { "sandboxes can't be made here" }
-        )?;
+        let summary = if good { "sandboxes can be made here" } else { "sandboxes can't be made here" };
+        writeln!(out, "{table}\n{summary}")?;
     }
     Ok(ExitCode::from(u8::from(!good)))
 }
 
-fn examine() -> Vec<Check> {
+fn examine(data_dir: &Path, cache_dir: &Path) -> Vec<Check> {
     let root = rustix::process::geteuid().is_root();
-    let mut checks = vec![
-        Check::new("root", root.then(|| "yes".into()).ok_or_else(|| "run this, and `serve`, as root".into())),
-        Check::new("kernel", kernel()),
-        Check::new("network namespaces", exists("/proc/self/ns/net", "use a kernel with network namespaces")),
-        overlay(),
-        Check::new("loop devices", exists("/dev/loop-control", "load the `loop` module: `modprobe loop`")),
-        Check::new("control groups", control_groups()),
-        Check::new(
-            "runsc",
-            program(
-                "runsc",
-                "--version",
-                "`make setup`, or `apt install runsc` (Debian 12: bookworm-backports)",
-            ),
-        ),
-        Check::new("nft", program("nft", "--version", "`apt install nftables`")),
-        Check::new("mkfs.ext4", program("mkfs.ext4", "-V", "`apt install e2fsprogs`")),
-        Check::new("mmdebstrap", program("mmdebstrap", "--version", "`apt install mmdebstrap`")),
-    ];
-    checks.extend(GVISOR_LIMITS.map(|(name, finding)| Check::note(name, finding)));
+    let (data, cache) = (existing(data_dir), existing(cache_dir));
+    let runsc = in_path("runsc");
+    let mut checks = machine::judge(&machine::look());
+    if root {
+        checks.extend(network::judge(&network::look()));
+        checks.push(cgroups::judge(&cgroups::look(Path::new(sandglass_linux::cgroup::ROOT))));
+        checks.extend(disk::judge(&disk::look(data, cache)));
+    } else {
+        let names = [network::NAMES.as_slice(), &[cgroups::NAME], &disk::NAMES].concat();
+        checks.extend(names.into_iter().map(Check::only_for_root));
+    }
+    checks.extend(runsc::judge(&runsc::look(runsc.as_deref(), root)));
+    checks.push(template_tools(in_path("mmdebstrap").is_some()));
+    checks.push(kvm::judge(&kvm::look(Path::new("/"))));
+    checks.extend(room::judge(&room::look(data, cache)));
     checks
 }
 
-fn exists(path: &str, remedy: &str) -> Result<String, String> {
-    if Path::new(path).exists() { Ok("there".into()) } else { Err(format!("{path} is missing: {remedy}")) }
-}
-
-fn kernel() -> Result<String, String> {
-    let name = rustix::system::uname();
-    let release = name.release().to_string_lossy().into_owned();
-    // Landlock came with 5.13; without it the half of the server that reads hostile bytes refuses to start.
-    let mut parts = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
-    let version: (u32, u32) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-    if version >= (5, 13) { Ok(release) } else { Err(format!("{release} is too old: Landlock needs 5.13")) }
-}
-
-fn overlay() -> Check {
-    const NAME: &str = "overlay file system";
-    let known = fs_err::read_to_string("/proc/filesystems").unwrap_or_default();
-    if known.lines().any(|line| line.ends_with("\toverlay")) {
-        Check::new(NAME, Ok("there".into()))
-    } else {
-        Check::note(NAME, "not loaded; the kernel loads it at first use, if it can: else `modprobe overlay`")
+/// The checks without which a start makes no sense. A server that has sandboxes to take up starts even so, unless it
+/// can't drive them: nothing else could end them.
+pub(crate) fn before_start(data: &DataDir, cache_dir: &Path, runsc: &Path) -> Result<(), StartupError> {
+    let cache_dir = existing(cache_dir);
+    let mut checks = runsc::judge(&runsc::look(Some(runsc), false));
+    let sandboxes = HostPaths { data: data.host(), cache: cache_dir.to_owned() }.sandboxes();
+    let is_empty = std::fs::read_dir(sandboxes).map_or(true, |mut entries| entries.next().is_none());
+    if is_empty {
+        checks.push(cgroups::judge(&cgroups::look(Path::new(sandglass_linux::cgroup::ROOT))));
+        checks.extend(network::judge(&network::look()));
+        checks.extend(disk::judge(&disk::look(data.path(), cache_dir)));
     }
+    checks.into_iter().find_map(Check::into_failure).map_or(Ok(()), Err)
 }
 
-fn control_groups() -> Result<String, String> {
-    let root = Path::new(sandglass_linux::cgroup::ROOT);
-    if root.join("cgroup.controllers").exists() {
-        return Ok("version 2".into());
+fn template_tools(installed: bool) -> Check {
+    const NAME: &str = "mmdebstrap";
+    if installed {
+        return Check::good(NAME, "there");
     }
-    let missing: Vec<_> =
-        ["cpu", "memory", "pids"].into_iter().filter(|name| !root.join(name).is_dir()).collect();
-    if missing.is_empty() {
-        Ok("version 1".into())
-    } else {
-        Err(format!("the controllers {} are not mounted under {}", missing.join(", "), root.display()))
-    }
+    Check::bad(NAME, Reason::Template, "it is not installed, and builds the template")
+        .with_remedy("`apt install mmdebstrap`")
 }
 
-/// The first line that the program says of its version.
-fn program(name: &str, flag: &str, remedy: &str) -> Result<String, String> {
-    let said = Command::new(name).arg(flag).stdin(Stdio::null()).output();
-    let said = said.map_err(|_| format!("{name} is not installed: {remedy}"))?;
-    let text = if said.stdout.is_empty() { said.stderr } else { said.stdout };
-    let text = String::from_utf8_lossy(&text);
-    Ok(text.lines().next().unwrap_or("there").trim().chars().take(80).collect())
+/// A program, where the shell would find it.
+pub(crate) fn in_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// The folder, or that above it which it would be made in.
+fn existing(folder: &Path) -> &Path {
+    folder.ancestors().find(|path| path.is_dir()).unwrap_or_else(|| Path::new("/"))
+}
+
+/// The start of what a program said, in one line.
+fn said(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes.get(..MAX_SAID).unwrap_or(bytes)).trim().replace('\n', " | ");
+    text.chars().filter(|c| !c.is_control()).take(200).collect()
 }
 
 #[cfg(test)]
@@ -166,18 +115,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_comes_with_its_remedy() {
-        let missing = program("no-such-program", "-V", "`apt install it`").unwrap_err();
-        assert_eq!(missing, "no-such-program is not installed: `apt install it`");
-        assert!(exists("/no/such/path", "make it").unwrap_err().contains("make it"));
-        assert_eq!(Check::new("x", Err("y".into())).verdict, Verdict::Bad);
+    fn this_machine_can_isolate_and_set_uid_programs_are_spoken_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let checks = examine(&folder.path().join("data"), &folder.path().join("cache"));
+        let bad: Vec<_> = checks.iter().filter(|check| check.verdict() == Verdict::Bad).collect();
+        assert!(bad.is_empty(), "{bad:?}");
+        assert!(checks.iter().any(|check| check.name() == "set-uid programs"));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "something is left");
     }
 
     #[test]
-    fn this_machine_can_isolate_and_set_uid_programs_are_spoken_of() {
-        let checks = examine();
-        let bad: Vec<_> = checks.iter().filter(|check| check.verdict == Verdict::Bad).collect();
-        assert!(bad.is_empty(), "{bad:?}");
-        assert!(checks.iter().any(|check| check.name == "set-uid programs"));
+    fn a_folder_that_is_not_there_yet_counts_as_the_one_above() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(existing(&folder.path().join("a/b/c")), folder.path());
+        assert_eq!(existing(Path::new("/no/such/folder")), Path::new("/"));
+    }
+
+    #[test]
+    fn what_programs_say_is_one_short_line() {
+        assert_eq!(said(b" a\nb\x1b[0m \n"), "a | b[0m");
+        assert_eq!(said(&b"x".repeat(10_000)).len(), 200);
+    }
+
+    #[test]
+    fn without_tools_there_is_no_template() {
+        assert_eq!(template_tools(true).verdict(), Verdict::Good);
+        assert!(template_tools(false).text().contains("apt install mmdebstrap"));
     }
 }

@@ -1,13 +1,15 @@
 //! The guest binary that this program carries, and where it is put.
 
 use std::fs::Permissions;
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
 use fs_err as fs;
 use sandglass_types::Digest;
 use sha2::{Digest as _, Sha256};
+
+use crate::startup::{Folder, Reason, StartupError};
 
 #[cfg(embedded_guest)]
 const EMBEDDED: Option<&[u8]> = Some(include_bytes!(env!("SANDGLASS_GUEST")));
@@ -15,25 +17,38 @@ const EMBEDDED: Option<&[u8]> = Some(include_bytes!(env!("SANDGLASS_GUEST")));
 const EMBEDDED: Option<&[u8]> = None;
 
 /// Puts the guest binary into the cache folder, under its digest, and returns its path.
-pub(crate) fn install(cache_dir: &Path, instead: Option<&Path>) -> anyhow::Result<PathBuf> {
+pub(crate) fn install(cache_dir: &Path, instead: Option<&Path>) -> Result<PathBuf, StartupError> {
     let read;
     let bytes = match (instead, EMBEDDED) {
         (Some(path), _) => {
-            read = fs::read(path)?;
+            read = fs::read(path).map_err(|error| {
+                StartupError::new(Reason::NoGuest, format!("the guest binary can't be read: {error}"))
+            })?;
             &read
         }
         (None, Some(bytes)) => bytes,
-        (None, None) => anyhow::bail!("this program was built without its guest; build it with `make build`"),
+        (None, None) => {
+            return Err(StartupError::new(Reason::NoGuest, "this program was built without its guest"));
+        }
     };
+    put(cache_dir, bytes).map_err(|error| StartupError::folder(Folder::Cache, cache_dir, &error))
+}
+
+fn put(cache_dir: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
     let digest = Digest::from_bytes(Sha256::digest(bytes).into());
     let folder = cache_dir.join("agents").join(digest.to_string());
     let path = folder.join("guest");
     if !path.try_exists()? {
         fs::create_dir_all(&folder)?;
         let temporary = folder.join(format!(".guest.{}", std::process::id()));
-        fs::write(&temporary, bytes).context("the guest binary could not be put into the cache folder")?;
-        fs::set_permissions(&temporary, Permissions::from_mode(0o755))?;
-        fs::rename(&temporary, &path)?;
+        let placed = fs::write(&temporary, bytes)
+            .and_then(|()| fs::set_permissions(&temporary, Permissions::from_mode(0o755)))
+            .and_then(|()| fs::rename(&temporary, &path));
+        if let Err(error) = placed {
+            // What fitted of it would only take room.
+            let _ = fs::remove_file(&temporary);
+            return Err(error);
+        }
     }
     Ok(path)
 }

@@ -13,6 +13,7 @@ mod ledger;
 mod local;
 mod privileged;
 mod serve;
+mod startup;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -42,8 +43,5 @@ fn main() -> ExitCode {
         Command::Team(verb) => local::team(&verb),
         Command::Key(verb) => local::key(&verb),
     };
-    outcome.unwrap_or_else(|error| {
-        eprintln!("sandglass: {error:#}");
-        ExitCode::FAILURE
-    })
+    outcome.unwrap_or_else(|error| startup::report(&error))
 }

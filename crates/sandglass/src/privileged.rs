@@ -15,6 +15,7 @@ use sandglass_linux::lock::FolderLock;
 
 use crate::cli;
 use crate::data_dir::DataDir;
+use crate::startup::{Reason, StartupError};
 
 /// Starts the privileged half. Returns this half's end of the line to it.
 ///
@@ -51,9 +52,17 @@ pub(crate) fn spawn(
 /// Is the privileged half until the line is closed.
 pub(crate) fn run(args: cli::Host) -> anyhow::Result<()> {
     let line = std::io::stdin().as_fd().try_clone_to_owned()?;
+    let (airlocks, engine) = start(args)?;
+    let served = sandglass_engine::host::server::run(line, &engine);
+    airlocks.close();
+    served.context("the line to the other half failed")
+}
+
+fn start(args: cli::Host) -> Result<(Arc<Assignments>, Arc<dyn Engine>), StartupError> {
     let data = DataDir::open(&args.data_dir)?;
-    sandglass_linux::process::adopt_orphans().context("orphans can't be adopted")?;
-    let airlocks = Arc::new(Assignments::open(&data.host(), data.instance()).map_err(chain)?);
+    sandglass_linux::process::adopt_orphans()
+        .map_err(|error| StartupError::new(Reason::Host, format!("orphans can't be adopted: {error}")))?;
+    let airlocks = Arc::new(Assignments::open(&data.host(), data.instance())?);
     let engine = GvisorEngine::open(GvisorConfig {
         paths: HostPaths { data: data.host(), cache: args.cache_dir },
         instance: data.instance().clone(),
@@ -63,13 +72,6 @@ pub(crate) fn run(args: cli::Host) -> anyhow::Result<()> {
         airlocks: Some(Arc::clone(&airlocks) as _),
         driver: Driver::default(),
     })
-    .map_err(chain)?;
-    let engine: Arc<dyn Engine> = Arc::new(engine);
-    let served = sandglass_engine::host::server::run(line, &engine);
-    airlocks.close();
-    served.context("the line to the other half failed")
-}
-
-fn chain(error: impl std::error::Error + 'static) -> anyhow::Error {
-    anyhow::anyhow!("{}", sandglass_types::error::Chain(&error))
+    .inspect_err(|_| airlocks.close())?;
+    Ok((airlocks, Arc::new(engine)))
 }

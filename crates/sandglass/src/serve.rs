@@ -2,10 +2,10 @@
 //! that somebody else sent.
 
 use std::collections::HashMap;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,8 @@ use tokio_util::task::TaskTracker;
 use crate::cli::EngineChoice;
 use crate::config::Config;
 use crate::data_dir::{DataDir, STORE};
-use crate::{admin, cli, guest_binary, privileged};
+use crate::startup::{Reason, StartupError};
+use crate::{admin, cli, doctor, guest_binary, privileged};
 
 /// How long the privileged half may take to clear its spare network slots when the server stops.
 const HOST_PATIENCE: Duration = Duration::from_secs(10);
@@ -43,24 +44,25 @@ sandbox.kill()
 pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
     let config = Config::resolve(args)?;
     if !rustix::process::geteuid().is_root() {
-        bail!(
-            "sandboxes need root to be made: start `sandglass serve` as root (it gives up all privilege itself)"
-        );
+        return Err(StartupError::new(Reason::NotRoot, "sandboxes need root to be made").into());
     }
     raise_open_files()?;
     let (data, lock) = DataDir::open_or_create(&config.data_dir)?;
-    let listener = TcpListener::bind(config.listen)
-        .with_context(|| format!("{} can't be listened on; choose another with --listen", config.listen))?;
+    let listener = listen(config.listen)?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let runsc = match config.engine {
-        EngineChoice::Auto | EngineChoice::Gvisor => find_runsc(config.runsc.as_deref())?,
+        EngineChoice::Auto | EngineChoice::Gvisor => {
+            let runsc = find_runsc(config.runsc.as_deref())?;
+            doctor::before_start(&data, &config.cache_dir, &runsc)?;
+            runsc
+        }
     };
     let guest = guest_binary::install(&config.cache_dir, args.guest.as_deref())?;
     let base = template::prepare(&config.cache_dir, "base", |line| tracing::info!("{line}"))
-        .map_err(|error| anyhow::anyhow!("{}", sandglass_types::error::Chain(&error)))?;
+        .map_err(StartupError::from)?;
     let (mut host, line) = privileged::spawn(&data, &config.cache_dir, &guest, &runsc, &lock)?;
-    let outcome = data.confine().and_then(|confinement| {
+    let outcome = data.confine().map_err(Into::into).and_then(|confinement| {
         tracing::info!(?confinement, identity = ?data.identity(), "gave up all privilege");
         let templates = HashMap::from([(base.name.clone(), base)]);
         let control = sandglass_control::Config {
@@ -72,9 +74,32 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
         runtime.block_on(serve(control, listener, address, line))
     });
     // The line is closed by now, so the other half is about to end.
-    wait_for(&mut host);
+    let ended = wait_for(&mut host);
     drop(lock);
-    outcome
+    conclude(outcome, ended)
+}
+
+/// Of two halves that failed, the one says why that failed first: the other can only say that its peer is gone.
+fn conclude(outcome: anyhow::Result<()>, host: Option<ExitStatus>) -> anyhow::Result<()> {
+    if let Some(reason) = host.and_then(|status| status.code()).and_then(Reason::of_code) {
+        return Err(StartupError::Reported(reason).into());
+    }
+    match (outcome, host) {
+        (Err(error), Some(status)) if !status.success() && !error.is::<StartupError>() => {
+            let what = format!("the privileged half ended ({status}), and nothing works without it");
+            Err(StartupError::new(Reason::Host, what).into())
+        }
+        (outcome, _) => outcome,
+    }
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener, StartupError> {
+    TcpListener::bind(address).map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => {
+            StartupError::new(Reason::PortTaken, format!("another program listens on {address}"))
+        }
+        _ => StartupError::new(Reason::NoSuchAddress, format!("{address} can't be listened on: {error}")),
+    })
 }
 
 /// Allows both halves as many descriptors as clients and sandboxes may need. The usual soft limit, 1,024, is for
@@ -110,7 +135,8 @@ async fn serve(
             shutdown.cancel();
         }
     });
-    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(Path::new(STORE)).await?);
+    let store = SqliteStore::open(Path::new(STORE)).await.map_err(StartupError::from)?;
+    let store: Arc<dyn Store> = Arc::new(store);
     let control = Control::start(config, Arc::clone(&store), host, Arc::new(SystemClock))
         .await
         .map_err(|error| anyhow::anyhow!("{}", sandglass_types::error::Chain(&error)))?;
@@ -135,7 +161,7 @@ async fn serve(
     shutdown.cancel();
     control.stop().await;
     if host_gone.is_cancelled() {
-        bail!("the privileged half ended, and nothing works without it; start the server again");
+        bail!("the privileged half ended, and nothing works without it: start the server again");
     }
     tracing::info!("stopped; running sandboxes run on, and the next start takes them up");
     Ok(())
@@ -177,33 +203,50 @@ fn announce(address: SocketAddr, key: Option<&str>, control: &Control) -> anyhow
     Ok(())
 }
 
-pub(crate) fn find_runsc(configured: Option<&Path>) -> anyhow::Result<PathBuf> {
+pub(crate) fn find_runsc(configured: Option<&Path>) -> Result<PathBuf, StartupError> {
     if let Some(path) = configured {
         return Ok(path.to_owned());
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|folder| folder.join("runsc")).find(|file| file.is_file());
-    found.context("runsc is not installed: `apt install runsc` (Debian 12 has it in bookworm-backports)")
+    doctor::in_path("runsc").ok_or_else(|| StartupError::new(Reason::NoRunsc, "runsc is not installed"))
 }
 
-fn wait_for(host: &mut Child) {
+/// How the privileged half ended; `None` if it takes its time.
+fn wait_for(host: &mut Child) -> Option<ExitStatus> {
     let deadline = Instant::now() + HOST_PATIENCE;
     while Instant::now() < deadline {
         match host.try_wait() {
             Ok(None) => std::thread::sleep(Duration::from_millis(10)),
-            Ok(Some(status)) if status.success() => return,
-            outcome => {
-                tracing::error!(?outcome, "the privileged half failed");
-                return;
+            Ok(Some(status)) => return Some(status),
+            Err(error) => {
+                tracing::error!(%error, "how the privileged half ended can't be found out");
+                return None;
             }
         }
     }
     tracing::warn!("the privileged half still works on something; it ends by itself");
+    None
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_half_that_failed_first_is_the_one_that_is_heard() {
+        use std::os::unix::process::ExitStatusExt as _;
+        let exited = |code: i32| Some(ExitStatus::from_raw(code << 8));
+        let concluded = |outcome, host| conclude(outcome, host).unwrap_err().downcast::<StartupError>();
+        let gone = || Err(anyhow::anyhow!("the privileged half is gone"));
+        let reported = concluded(gone(), exited(Reason::NoCgroups.code().into())).unwrap();
+        assert!(matches!(reported, StartupError::Reported(Reason::NoCgroups)), "{reported}");
+        let killed = concluded(gone(), Some(ExitStatus::from_raw(9))).unwrap();
+        assert_eq!(killed.reason(), Reason::Host);
+        assert!(killed.to_string().contains("signal: 9"), "{killed}");
+        let ours = Err(StartupError::new(Reason::NewerSchema, "x").into());
+        assert_eq!(concluded(ours, exited(1)).unwrap().reason(), Reason::NewerSchema);
+        assert!(concluded(Err(anyhow::anyhow!("x")), exited(0)).is_err(), "no reason of the list");
+        assert!(conclude(Ok(()), None).is_ok() && conclude(Ok(()), exited(0)).is_ok());
+    }
 
     async fn store(folder: &tempfile::TempDir) -> SqliteStore {
         SqliteStore::open(&folder.path().join("store.db")).await.unwrap()

@@ -44,7 +44,7 @@ pub(super) fn run(
         return Ok(());
     }
     let tail = Vec::from(tail?).join("\n");
-    Err(TemplateError::Build { name: name.to_owned(), remedy: remedy(&tail), tail })
+    Err(TemplateError::Build { name: name.to_owned(), failure: BuildFailure::in_output(&tail), tail })
 }
 
 /// Reads the output to its end, reports the steps in it, and returns its last lines.
@@ -75,18 +75,47 @@ pub(super) fn step_of(line: &str) -> Option<&str> {
     (!step.contains('/')).then_some(step)
 }
 
-/// What a person can do about a failed build, from its output.
-pub(super) fn remedy(tail: &str) -> &'static str {
-    let has = |words: &[&str]| words.iter().any(|word| tail.contains(word));
-    if has(&["No space left on device"]) {
-        "free some space in the cache folder"
-    } else if has(&["mmdebstrap: not found", "setpriv: failed to execute"]) {
-        "run scripts/setup.sh, which installs mmdebstrap"
-    } else if has(&["is not a Debian release", "knows no package index"]) {
-        "building needs a Debian machine with a package mirror in apt's configuration"
-    } else if has(&["Could not resolve", "Failed to fetch", "Unable to connect", "Could not connect"]) {
-        "the package mirror could not be reached; check that `apt-get update` works"
-    } else {
-        "fix what the lines below say and start again"
+/// Why a build failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BuildFailure {
+    /// The cache folder's file system is full.
+    Full,
+    /// The package mirror did not give what was asked for.
+    Mirror,
+    /// A program that builds is not installed.
+    NoTools,
+    /// The machine has no Debian package sources to build from.
+    NotDebian,
+    /// Something else; the output says what.
+    Other,
+}
+
+impl BuildFailure {
+    /// Reads it from the end of the build's output.
+    fn in_output(tail: &str) -> Self {
+        let has = |words: &[&str]| words.iter().any(|word| tail.contains(word));
+        if has(&["No space left on device"]) {
+            Self::Full
+        } else if has(&["mmdebstrap: not found", "setpriv: failed to execute"]) {
+            Self::NoTools
+        } else if has(&["is not a Debian release", "knows no package index"]) {
+            Self::NotDebian
+        } else if has(&["Could not resolve", "Failed to fetch", "Unable to connect", "Could not connect"]) {
+            Self::Mirror
+        } else {
+            Self::Other
+        }
+    }
+
+    /// What a person can do about it.
+    #[must_use]
+    pub const fn remedy(self) -> &'static str {
+        match self {
+            Self::Full => "free some space in the cache folder",
+            Self::NoTools => "run scripts/setup.sh, which installs mmdebstrap",
+            Self::NotDebian => "building needs a Debian machine with a package mirror in apt's configuration",
+            Self::Mirror => "the package mirror could not be reached; check that `apt-get update` works",
+            Self::Other => "fix what the last lines of the build say and start again",
+        }
     }
 }

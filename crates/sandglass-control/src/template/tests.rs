@@ -134,8 +134,9 @@ fn a_failed_build_shows_its_end_and_leaves_nothing() {
     fs::create_dir_all(cache.path().join("build/tiny-two.other")).unwrap();
     let script = "echo first; echo 'E: Failed to fetch http://mirror.invalid/x' >&2; exit 100";
     let error = prepare_recipe(cache.path(), &tiny(script), "r1", &mut |_| ()).unwrap_err();
-    let TemplateError::Build { remedy, tail, .. } = &error else { panic!("{error}") };
-    assert!(remedy.contains("mirror could not be reached"), "{remedy}");
+    let TemplateError::Build { failure, tail, .. } = &error else { panic!("{error}") };
+    assert_eq!(*failure, BuildFailure::Mirror);
+    assert!(error.to_string().contains("mirror could not be reached"), "{error}");
     assert_eq!(tail, "first\nE: Failed to fetch http://mirror.invalid/x");
     assert_eq!(scratch_names(cache.path()), ["tiny-two.other"]);
     assert_eq!(read_record(cache.path(), "tiny", tiny(script).key("r1")).unwrap(), None);

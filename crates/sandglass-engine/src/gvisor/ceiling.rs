@@ -16,7 +16,8 @@ const ENGINE_BASE_KIB: u64 = 32 * 1024;
 const ENGINE_PER_PROCESS_KIB: u64 = 256;
 
 /// The limits of a sandbox's control group.
-pub(super) fn of(limits: Limits) -> Ceiling {
+#[must_use]
+pub fn of(limits: Limits) -> Ceiling {
     let engine_kib = ENGINE_BASE_KIB + ENGINE_PER_PROCESS_KIB * u64::from(limits.processes());
     Ceiling {
         cpu_quota_micros: PERIOD_MICROS * u64::from(limits.cpus()),

@@ -32,7 +32,8 @@ const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 const CHECKPOINT_FILES: [&str; 3] = ["checkpoint.img", "pages_meta.img", "pages.img"];
 
 /// Whether this version's control socket is known.
-pub(super) fn knows(version: &str) -> bool {
+#[must_use]
+pub fn knows(version: &str) -> bool {
     TESTED.contains(&version)
 }
 

@@ -100,10 +100,13 @@ fn tracking_folder(leaf: &Leaf) -> Option<PathBuf> {
     if folders.is_empty() { None } else { Some(folders.swap_remove(pids.unwrap_or(0))) }
 }
 
-/// Whole folders of the template can be renamed (`redirect_dir`), as programs expect. What that relies on, extended
-/// attributes in `trusted.`, a guest can't write.
+/// How a sandbox's root file system is put together, its layers apart. Whole folders of the template can be renamed
+/// (`redirect_dir`), as programs expect. What that relies on, extended attributes in `trusted.`, a guest can't write.
+pub const OVERLAY_OPTIONS: &str = "redirect_dir=on,metacopy=off,index=off";
+
 fn overlay_options(layer: &Path, rootfs: &Path, disk: &Path) -> std::ffi::OsString {
-    let mut options = std::ffi::OsString::from("redirect_dir=on,metacopy=off,index=off,lowerdir=");
+    let mut options = std::ffi::OsString::from(OVERLAY_OPTIONS);
+    options.push(",lowerdir=");
     options.push(layer);
     options.push(":");
     options.push(rootfs);

@@ -91,14 +91,7 @@ impl Runsc {
             return Err(EngineError::Step { step: "prepare runsc", source: said.into() });
         }
         private_folder(root).map_err(|error| step("prepare runsc", error))?;
-        let launch = Launch::new(program).and_then(|launch| launch.arg("--version"));
-        let output = launch
-            .map_err(Into::into)
-            .and_then(|launch| run(launch, b"", VERSION_TIMEOUT, MAX_OUTPUT))
-            .map_err(|error| step("ask runsc for its version", error))?;
-        let version = parse_version(&output.stdout)
-            .filter(|_| output.status.success())
-            .ok_or_else(|| step("ask runsc for its version", "it answered in an unknown form"))?;
+        let version = version(program)?;
         let nr_open = fs_err::read_to_string("/proc/sys/fs/nr_open").ok();
         let nr_open = nr_open.and_then(|text| text.trim().parse().ok()).unwrap_or(OPEN_FILES);
         Ok(Self {
@@ -230,6 +223,23 @@ pub(super) const FLAGS: [&str; 7] = [
 ];
 
 const MS_RDONLY: u64 = 1;
+
+/// Asks a `runsc` for its version, as `20240729` is one in `0.0~20240729.0`.
+///
+/// # Errors
+/// It can't be run, it failed, or what it said is no version.
+pub fn version(program: &Path) -> Result<String, EngineError> {
+    let launch = Launch::new(program).and_then(|launch| launch.arg("--version"));
+    let output = launch
+        .map_err(Into::into)
+        .and_then(|launch| run(launch, b"", VERSION_TIMEOUT, MAX_OUTPUT))
+        .map_err(|error| step("ask runsc for its version", error))?;
+    if !output.status.success() {
+        return Err(step("ask runsc for its version", explain(&output)));
+    }
+    parse_version(&output.stdout)
+        .ok_or_else(|| step("ask runsc for its version", "it answered in an unknown form"))
+}
 
 fn parse_version(output: &[u8]) -> Option<String> {
     let version = std::str::from_utf8(output).ok()?.lines().next()?.strip_prefix("runsc version ")?.trim();

@@ -11,7 +11,8 @@ use super::plan::{AIRLOCK_ADDRESS, DNS_PORT, GUEST_ADDRESS};
 /// and those are limited.
 ///
 /// `output` lets the server reach the guest and nothing else, the resets of `guard` included.
-pub(super) fn ruleset(link: &str) -> String {
+#[must_use]
+pub fn ruleset(link: &str) -> String {
     format!(
         r#"table inet sandglass {{
 	chain guard {{

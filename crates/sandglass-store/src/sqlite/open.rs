@@ -48,7 +48,10 @@ fn newest() -> i64 {
 
 /// Makes the file if there is none and brings its schema up to date.
 pub(super) async fn prepare(path: &Path) -> Result<(), StoreError> {
-    create_file(path).map_err(|error| StoreError::Database(Box::new(error)))?;
+    create_file(path).map_err(|error| match error {
+        Errno::NOSPC | Errno::DQUOT => StoreError::Full,
+        error => StoreError::Database(Box::new(error)),
+    })?;
     let mut connection = options(path).connect().await.map_err(|error| not_a_database(error, path))?;
     let outcome = bring_up_to_date(&mut connection, path).await;
     let closed = connection.close().await.map_err(database);

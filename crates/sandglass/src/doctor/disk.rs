@@ -1,0 +1,223 @@
+//! What a sandbox's disk is made of: a file as a loop device, ext4 on it, and an overlay of it over the template.
+//!
+//! The file has no name, and the mounts are made in the private namespace of a shell, so nothing can be left.
+
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::ioctl_ficlone;
+use sandglass_engine::gvisor::OVERLAY_OPTIONS;
+use sandglass_linux::loopdev::{LoopDevice, attached};
+use sandglass_linux::process::{Launch, LaunchError, Propagation, RunError, Step, run};
+
+use super::check::Check;
+use super::{MAX_SAID, said};
+use crate::startup::Reason;
+
+const LOOP: &str = "loop devices";
+const EXT4: &str = "ext4";
+const OVERLAY: &str = "overlay file system";
+const REFLINK: &str = "sharing of blocks";
+
+/// The checks that this makes.
+pub(super) const NAMES: [&str; 4] = [LOOP, EXT4, OVERLAY, REFLINK];
+
+/// Large enough for ext4 with a journal; only what is written takes room.
+const SIZE: u64 = 32 << 20;
+
+/// Each program needs milliseconds; this is for a machine that stands still.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Where the trial disk is mounted: a folder that every machine has and neither of a server's folders lies in.
+const MOUNTED: &std::ffi::CStr = c"/sys";
+
+/// Writes through the overlay, and reads it from the disk. `$1` is the lower layer.
+const TRIAL: &str = "mkdir /sys/upper /sys/work /sys/merged \
+    && mount -t overlay overlay -o \"$2,lowerdir=$1,upperdir=/sys/upper,workdir=/sys/work\" /sys/merged \
+    && echo written > /sys/merged/.trial && grep -q written /sys/upper/.trial";
+
+/// What was found; what was not reached is `None`.
+#[derive(Debug)]
+pub(super) struct Facts {
+    control: bool,
+    in_use: usize,
+    attach: io::Result<()>,
+    ext4: Option<Result<(), String>>,
+    overlay: Option<Result<(), String>>,
+    reflink: io::Result<bool>,
+}
+
+pub(super) fn look(data: &Path, cache: &Path) -> Facts {
+    let mut facts = Facts {
+        control: Path::new("/dev/loop-control").exists(),
+        in_use: attached().map_or(0, |devices| devices.len()),
+        attach: Ok(()),
+        ext4: None,
+        overlay: None,
+        reflink: reflink(data),
+    };
+    match attach(data) {
+        Ok(device) => match mkfs(&device) {
+            Ok(()) => match overlay(&device, cache) {
+                Err(RunError::Launch(LaunchError::Step { source, .. })) => {
+                    facts.ext4 = Some(Err(format!("it can't be mounted: {source}")));
+                }
+                outcome => {
+                    facts.ext4 = Some(Ok(()));
+                    facts.overlay = Some(match outcome {
+                        Ok(complaint) => complaint.map_or(Ok(()), Err),
+                        Err(error) => Err(error.to_string()),
+                    });
+                }
+            },
+            Err(complaint) => facts.ext4 = Some(Err(complaint)),
+        },
+        Err(error) => facts.attach = Err(error),
+    }
+    facts
+}
+
+fn attach(data: &Path) -> io::Result<LoopDevice> {
+    let file = tempfile::tempfile_in(data)?;
+    file.set_len(SIZE)?;
+    LoopDevice::attach(&file)
+}
+
+fn mkfs(device: &LoopDevice) -> Result<(), String> {
+    let launch = Launch::new("/usr/sbin/mkfs.ext4")
+        .and_then(|launch| launch.args(["-q", "-F", "-b", "4096", "-J", "size=4"])?.arg(device.path()));
+    let output = launch
+        .map_err(RunError::from)
+        .and_then(|launch| run(launch, b"", TIMEOUT, MAX_SAID))
+        .map_err(|error| sandglass_types::error::Chain(&error).to_string())?;
+    if output.status.success() { Ok(()) } else { Err(said(&output.stderr)) }
+}
+
+/// What the shell complained about, if it did.
+fn overlay(device: &LoopDevice, lower: &Path) -> Result<Option<String>, RunError> {
+    let source = CString::new(device.path().as_os_str().as_bytes()).map_err(LaunchError::from)?;
+    let launch = Launch::new("/bin/sh")?
+        .args(["-c", TRIAL, "sh"])?
+        .arg(lower)?
+        .arg(OVERLAY_OPTIONS)?
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")?
+        .step(Step::UnshareMounts)
+        .step(Step::Propagate(Propagation::Private))
+        .step(Step::Mount {
+            source,
+            target: MOUNTED.into(),
+            fstype: c"ext4".into(),
+            flags: 0,
+            data: c"".into(),
+        });
+    let output = run(launch, b"", TIMEOUT, MAX_SAID)?;
+    Ok((!output.status.success()).then(|| said(&output.stderr)))
+}
+
+fn reflink(data: &Path) -> io::Result<bool> {
+    let (from, to) = (tempfile::tempfile_in(data)?, tempfile::tempfile_in(data)?);
+    std::os::unix::fs::FileExt::write_all_at(&from, &[1; 4096], 0)?;
+    Ok(ioctl_ficlone(&to, &from).is_ok())
+}
+
+pub(super) fn judge(facts: &Facts) -> Vec<Check> {
+    let mut checks = vec![match &facts.attach {
+        Ok(()) => Check::good(LOOP, format!("one was attached; {} are in use", facts.in_use)),
+        Err(error) => no_device(facts, error),
+    }];
+    let file_system = |name, outcome: &Result<(), String>| match outcome {
+        Ok(()) => Check::good(name, "one was made, mounted and written to"),
+        Err(complaint) => Check::bad(name, Reason::NoFileSystem, complaint.clone()),
+    };
+    checks.extend(facts.ext4.as_ref().map(|outcome| file_system(EXT4, outcome)));
+    checks.extend(facts.overlay.as_ref().map(|outcome| file_system(OVERLAY, outcome)));
+    checks.push(match &facts.reflink {
+        Ok(true) => Check::good(REFLINK, "the data folder's file system can: a copy of a disk costs nothing"),
+        Ok(false) => Check::note(
+            REFLINK,
+            "the data folder's file system can't: each new sandbox copies its blank disk, and a fork all of its disk",
+        )
+        .with_remedy("XFS with reflink and Btrfs can"),
+        Err(error) => Check::note(REFLINK, format!("the data folder could not be written: {error}")),
+    });
+    checks
+}
+
+fn no_device(facts: &Facts, error: &io::Error) -> Check {
+    use io::ErrorKind::{NotFound, QuotaExceeded, ResourceBusy, StorageFull};
+    let found = format!("none could be attached: {error}");
+    match error.kind() {
+        // Also what a container says that has the control file but no more device files.
+        NotFound | ResourceBusy if facts.control => Check::bad(LOOP, Reason::LoopDevicesUsedUp, found),
+        StorageFull | QuotaExceeded if facts.reflink.is_err() => {
+            Check::bad(LOOP, Reason::DataFull, "there is no room for a file in the data folder")
+        }
+        StorageFull => Check::bad(LOOP, Reason::LoopDevicesUsedUp, found),
+        _ => Check::bad(LOOP, Reason::NoLoopDevices, found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::Verdict::{Bad, Good, Note};
+    use super::*;
+
+    fn good() -> Facts {
+        Facts {
+            control: true,
+            in_use: 3,
+            attach: Ok(()),
+            ext4: Some(Ok(())),
+            overlay: Some(Ok(())),
+            reflink: Ok(true),
+        }
+    }
+
+    fn reason(facts: &Facts) -> Option<Reason> {
+        judge(facts).into_iter().find_map(Check::into_failure).map(|failure| failure.reason())
+    }
+
+    #[test]
+    fn only_reflinks_can_be_done_without() {
+        let verdicts = |facts: &Facts| judge(facts).iter().map(Check::verdict).collect::<Vec<_>>();
+        assert_eq!(verdicts(&good()), [Good; 4]);
+        assert_eq!(verdicts(&Facts { reflink: Ok(false), ..good() }), [Good, Good, Good, Note]);
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        assert_eq!(verdicts(&Facts { reflink: Err(full()), ..good() })[3], Note);
+        assert_eq!(verdicts(&Facts { overlay: Some(Err("no".into())), ..good() })[2], Bad);
+        assert_eq!(reason(&Facts { ext4: Some(Err("no".into())), ..good() }), Some(Reason::NoFileSystem));
+    }
+
+    #[test]
+    fn no_device_has_three_causes() {
+        let without = |kind: io::ErrorKind| Facts { attach: Err(kind.into()), ..good() };
+        assert_eq!(reason(&without(io::ErrorKind::NotFound)), Some(Reason::LoopDevicesUsedUp));
+        assert_eq!(reason(&without(io::ErrorKind::StorageFull)), Some(Reason::LoopDevicesUsedUp));
+        assert_eq!(reason(&without(io::ErrorKind::PermissionDenied)), Some(Reason::NoLoopDevices));
+        let absent = Facts { control: false, ..without(io::ErrorKind::NotFound) };
+        assert_eq!(reason(&absent), Some(Reason::NoLoopDevices));
+        let full = io::ErrorKind::StorageFull;
+        let full = Facts { reflink: Err(full.into()), ..without(full) };
+        assert_eq!(reason(&full), Some(Reason::DataFull));
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_trial() {
+        let folder = tempfile::tempdir().unwrap();
+        let facts = look(folder.path(), folder.path());
+        assert!(facts.attach.is_ok(), "{facts:?}");
+        assert_eq!((facts.ext4, facts.overlay), (Some(Ok(())), Some(Ok(()))));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        let mounts = sandglass_linux::mount::table(None).unwrap();
+        assert!(!mounts.iter().any(|mount| mount.target == Path::new("/sys") && mount.fstype == "ext4"));
+        let deadline = std::time::Instant::now() + Duration::from_secs(5);
+        let ours = |path: &Path| path.starts_with(folder.path());
+        while attached().unwrap().iter().any(|(_, path)| ours(path)) {
+            assert!(std::time::Instant::now() < deadline, "a loop device is left");
+            std::thread::yield_now();
+        }
+    }
+}
