@@ -23,7 +23,7 @@ esac
 # --- Debian packages --------------------------------------------------------------------------------
 # The engine, the packet filter, disks and root file systems; then a linker and what the tests look with.
 packages="runsc nftables e2fsprogs mmdebstrap
-  gcc libc6-dev make binutils git ca-certificates python3 python3-venv procps iproute2"
+  gcc libc6-dev make binutils git ca-certificates python3 python3-venv procps iproute2 systemd"
 
 is_installed() {
   [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]

@@ -54,6 +54,8 @@ class Server:
         self.address = "127.0.0.1:0"
         self.api_key = ""
         self.process: subprocess.Popen | None = None
+        # What becomes the server by `exec`, with its command line as the last arguments.
+        self.wrap: list[str] = []
 
     @property
     def url(self) -> str:
@@ -77,7 +79,7 @@ class Server:
         """Starts it, and returns when it answers. From the second time on at the same address."""
         log = self.log_path.open("ab")
         process = subprocess.Popen(
-            [PROGRAM, "serve", "--listen", self.address, "--data-dir", str(self.data_dir)],
+            [*self.wrap, PROGRAM, "serve", "--listen", self.address, "--data-dir", str(self.data_dir)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -26,10 +26,12 @@ def place():
     shutil.rmtree(folder)
 
 
-def serve(place, *args, before="", data="data", env=None, cache=CACHE) -> subprocess.CompletedProcess:
+def serve(
+    place, *args, before="", listen="127.0.0.1:0", data="data", env=None, cache=CACHE
+) -> subprocess.CompletedProcess:
     """Starts a server that is expected to fail; `before` is done in a mount namespace of its own."""
     command = [
-        PROGRAM, "serve", "--listen", "127.0.0.1:0", "--data-dir", str(place / data), "--cache-dir", str(cache), *args,
+        PROGRAM, "serve", "--listen", listen, "--data-dir", str(place / data), "--cache-dir", str(cache), *args,
     ]  # fmt: skip
     if before:
         script = f"set -e\n{before}\nexec \"$@\""
@@ -85,6 +87,7 @@ def running(place, *args, data="data", env=None):
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
+        process.stdout.read()
         process.stdout.close()
         assert process.wait(STOP_WITHIN) == 0
 
@@ -126,7 +129,7 @@ def test_a_bad_config(place, text, word):
 
 
 def test_a_bad_command_line_is_no_failed_start(place):
-    assert serve(place, "--listen", "nowhere").returncode == 2
+    assert serve(place, listen="nowhere").returncode == 2
 
 
 def test_no_runsc(place):
@@ -135,7 +138,7 @@ def test_no_runsc(place):
     assert_fails(serve(place, env={"PATH": str(empty)}), 12, "runsc is not installed", "apt install runsc")
     config = place / "config.toml"
     config.write_text(f"runsc = '{place}/absent'")
-    assert_fails(serve(place, "--config", str(config)), 12, "runsc is not installed")
+    assert_fails(serve(place, "--config", str(config)), 12, "not installed")
     assert_nothing_left(place)
 
 
@@ -317,13 +320,13 @@ def test_a_mirror_that_can_not_be_reached(place):
 def test_a_taken_port(place):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        result = serve(place, "--listen", address)
+        result = serve(place, listen=address)
     assert_fails(result, 30, address, "--listen")
     assert_nothing_left(place)
 
 
 def test_an_address_of_another_machine(place):
-    assert_fails(serve(place, "--listen", "192.0.2.1:3000"), 31, "192.0.2.1:3000", "--listen")
+    assert_fails(serve(place, listen="192.0.2.1:3000"), 31, "192.0.2.1:3000", "--listen")
     assert_nothing_left(place)
 
 
@@ -334,13 +337,11 @@ def test_a_folder_in_use(place):
         pass
 
 
-def full(place, size):
-    return f"mount -t tmpfs -o size={size} none {place}; head -c 1G /dev/zero > {place}/filler 2>/dev/null || true"
-
-
 def test_a_full_data_folder(place):
     (place / "data").mkdir()
-    assert_fails(serve(place, before=full(place / "data", "1m") + f"; mv {place}/data/filler {place}/data/.instance.new"), 33)
+    # Room for the folder itself and for no file in it.
+    before = f"mount -t tmpfs -o mode=755,nr_inodes=1 none {place}/data"
+    assert_fails(serve(place, before=before), 33, "No space left", "free some room")
     assert_nothing_left(place)
 
 
@@ -352,7 +353,7 @@ def test_a_full_store(place):
     with running(place):
         pass
     before = (
-        f"mount -t tmpfs -o size=4m none {mounted}; cp -a {data} {mounted}/; rm {mounted}/data/serve/store.db*;"
+        f"mount -t tmpfs -o mode=755,size=4m none {mounted}; cp -a {data} {mounted}/; rm {mounted}/data/serve/store.db*;"
         f" head -c 1G /dev/zero > {mounted}/filler 2>/dev/null || true"
     )
     assert_fails(serve(place, before=before, data="mounted/data"), 33, "full")

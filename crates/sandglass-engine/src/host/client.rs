@@ -273,6 +273,8 @@ async fn read_answers(line: &Line) -> std::io::Result<()> {
         let received = match line.socket.try_io(Interest::READABLE, || fdpass::try_recv(&line.socket)) {
             Ok(received) => received,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+            // The host ended before it had read all that was asked.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(()),
             Err(error) => return Err(error),
         };
         let Some(received) = received else { return Ok(()) };

@@ -3,12 +3,14 @@
 //! The file has no name, and the mounts are made in the private namespace of a shell, so nothing can be left.
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::ioctl_ficlone;
+use rustix::fs::{FallocateFlags, fallocate, ioctl_ficlone};
+use rustix::io::Errno;
 use sandglass_engine::gvisor::OVERLAY_OPTIONS;
 use sandglass_linux::loopdev::{LoopDevice, attached};
 use sandglass_linux::process::{Launch, LaunchError, Propagation, RunError, Step, run};
@@ -25,7 +27,7 @@ const REFLINK: &str = "sharing of blocks";
 /// The checks that this makes.
 pub(super) const NAMES: [&str; 4] = [LOOP, EXT4, OVERLAY, REFLINK];
 
-/// Large enough for ext4 with a journal; only what is written takes room.
+/// Large enough for ext4 with a journal.
 const SIZE: u64 = 32 << 20;
 
 /// Each program needs milliseconds; this is for a machine that stands still.
@@ -44,10 +46,19 @@ const TRIAL: &str = "mkdir /sys/upper /sys/work /sys/merged \
 pub(super) struct Facts {
     control: bool,
     in_use: usize,
-    attach: io::Result<()>,
+    attach: Result<(), NoDevice>,
     ext4: Option<Result<(), String>>,
     overlay: Option<Result<(), String>>,
     reflink: io::Result<bool>,
+}
+
+/// Why there is no device.
+#[derive(Debug)]
+enum NoDevice {
+    /// No file could be made in the data folder.
+    File(io::Error),
+    /// There is a file, and it could not be attached.
+    Attach(io::Error),
 }
 
 pub(super) fn look(data: &Path, cache: &Path) -> Facts {
@@ -80,10 +91,18 @@ pub(super) fn look(data: &Path, cache: &Path) -> Facts {
     facts
 }
 
-fn attach(data: &Path) -> io::Result<LoopDevice> {
+fn attach(data: &Path) -> Result<LoopDevice, NoDevice> {
+    LoopDevice::attach(&file(data).map_err(NoDevice::File)?).map_err(NoDevice::Attach)
+}
+
+/// A file with all its room, so that a full disk shows here and not as a broken file system.
+fn file(data: &Path) -> io::Result<File> {
     let file = tempfile::tempfile_in(data)?;
-    file.set_len(SIZE)?;
-    LoopDevice::attach(&file)
+    match fallocate(&file, FallocateFlags::empty(), 0, SIZE) {
+        Err(Errno::OPNOTSUPP) => file.set_len(SIZE)?,
+        allocated => allocated?,
+    }
+    Ok(file)
 }
 
 fn mkfs(device: &LoopDevice) -> Result<(), String> {
@@ -146,17 +165,20 @@ pub(super) fn judge(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-fn no_device(facts: &Facts, error: &io::Error) -> Check {
+fn no_device(facts: &Facts, why: &NoDevice) -> Check {
     use io::ErrorKind::{NotFound, QuotaExceeded, ResourceBusy, StorageFull};
-    let found = format!("none could be attached: {error}");
-    match error.kind() {
-        // Also what a container says that has the control file but no more device files.
-        NotFound | ResourceBusy if facts.control => Check::bad(LOOP, Reason::LoopDevicesUsedUp, found),
-        StorageFull | QuotaExceeded if facts.reflink.is_err() => {
-            Check::bad(LOOP, Reason::DataFull, "there is no room for a file in the data folder")
+    match why {
+        NoDevice::File(error) => {
+            let full = matches!(error.kind(), StorageFull | QuotaExceeded);
+            let reason = if full { Reason::DataFull } else { Reason::UnusableFolder };
+            Check::bad(LOOP, reason, format!("no file for one could be made in the data folder: {error}"))
         }
-        StorageFull => Check::bad(LOOP, Reason::LoopDevicesUsedUp, found),
-        _ => Check::bad(LOOP, Reason::NoLoopDevices, found),
+        NoDevice::Attach(error) => {
+            // A container may have the control file and no more device files.
+            let used_up = matches!(error.kind(), NotFound | ResourceBusy | StorageFull) && facts.control;
+            let reason = if used_up { Reason::LoopDevicesUsedUp } else { Reason::NoLoopDevices };
+            Check::bad(LOOP, reason, format!("none could be attached: {error}"))
+        }
     }
 }
 
@@ -192,16 +214,17 @@ mod tests {
     }
 
     #[test]
-    fn no_device_has_three_causes() {
-        let without = |kind: io::ErrorKind| Facts { attach: Err(kind.into()), ..good() };
-        assert_eq!(reason(&without(io::ErrorKind::NotFound)), Some(Reason::LoopDevicesUsedUp));
-        assert_eq!(reason(&without(io::ErrorKind::StorageFull)), Some(Reason::LoopDevicesUsedUp));
-        assert_eq!(reason(&without(io::ErrorKind::PermissionDenied)), Some(Reason::NoLoopDevices));
-        let absent = Facts { control: false, ..without(io::ErrorKind::NotFound) };
+    fn no_device_has_several_causes() {
+        use io::ErrorKind::{NotFound, PermissionDenied, StorageFull};
+        let without = |kind: io::ErrorKind| Facts { attach: Err(NoDevice::Attach(kind.into())), ..good() };
+        assert_eq!(reason(&without(NotFound)), Some(Reason::LoopDevicesUsedUp));
+        assert_eq!(reason(&without(StorageFull)), Some(Reason::LoopDevicesUsedUp));
+        assert_eq!(reason(&without(PermissionDenied)), Some(Reason::NoLoopDevices));
+        let absent = Facts { control: false, ..without(NotFound) };
         assert_eq!(reason(&absent), Some(Reason::NoLoopDevices));
-        let full = io::ErrorKind::StorageFull;
-        let full = Facts { reflink: Err(full.into()), ..without(full) };
-        assert_eq!(reason(&full), Some(Reason::DataFull));
+        let no_file = |kind: io::ErrorKind| Facts { attach: Err(NoDevice::File(kind.into())), ..good() };
+        assert_eq!(reason(&no_file(StorageFull)), Some(Reason::DataFull));
+        assert_eq!(reason(&no_file(PermissionDenied)), Some(Reason::UnusableFolder));
     }
 
     #[test]
