@@ -278,7 +278,8 @@ pub trait Engine: Send + Sync {
     /// Opens the agent's byte stream. The caller makes sure that only one process reads it.
     ///
     /// # Errors
-    /// [`EngineError::NotFound`].
+    /// [`EngineError::NotFound`], or [`EngineError::WrongState`] if there is no agent: after its end and, with an
+    /// engine whose sandboxes have no process before, until its start.
     fn attach(&self, id: &SandboxId) -> Result<SessionEnds, EngineError>;
 
     /// Makes a socket inside the sandbox's airlock.
@@ -287,7 +288,8 @@ pub trait Engine: Send + Sync {
     /// [`EngineError::NotFound`], or the step that failed.
     fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, EngineError>;
 
-    /// Blocks until the processes of the sandbox are gone, and says how they ended. It removes nothing.
+    /// Blocks until the processes of the sandbox are gone, and says how they ended. It removes nothing. Processes that
+    /// outlive their agent are ended first; until somebody waits, they may go on.
     ///
     /// # Errors
     /// [`EngineError::NotFound`].

@@ -13,27 +13,33 @@
 //! that a process was started with. So an agent does well to pass the marker on to what it starts: a process without
 //! it is lost when the agent dies and it does not. Nothing is kept in memory: the next host finds the same.
 mod folder;
+mod model;
 mod processes;
+#[cfg(feature = "scripted")]
+mod scripted;
 
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sandglass_linux::process::{adopt_orphans, boot_id};
 use sandglass_types::{InstanceId, SandboxId};
 
 use self::folder::{Folder, Record};
-use self::processes::{Agent, Life, Processes};
+use self::model::{Agent, Life, Model};
+use self::processes::Processes;
 use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Presence, SandboxSpec,
     SessionEnds, Stats, no_room_or, step,
 };
-use crate::files::private_folder;
+use crate::files::{private_folder, remove_folder};
 use crate::locks::{Locks, lock};
 use crate::record::{self, Status};
 
 pub use self::processes::MARKER;
+#[cfg(feature = "scripted")]
+pub use self::scripted::{Memory, Next, Script, Turn};
 
 const NAME: &str = "fake";
 
@@ -54,8 +60,9 @@ pub struct FakeConfig {
 #[derive(Debug)]
 pub struct FakeEngine {
     sandboxes: PathBuf,
+    images: PathBuf,
     boot_id: String,
-    processes: Processes,
+    processes: Box<dyn Model>,
     locks: Locks,
 }
 
@@ -67,21 +74,64 @@ impl FakeEngine {
     /// The step that failed.
     pub fn open(config: FakeConfig) -> Result<Self, EngineError> {
         let FakeConfig { data, instance, agent, agent_args } = config;
-        let failed = |error: io::Error| no_room_or("prepare the folders", error);
-        let sandboxes = data.join("sandboxes");
-        private_folder(&data).and_then(|()| private_folder(&sandboxes)).map_err(failed)?;
+        // Agents start in folders of their own.
+        let program = std::path::absolute(agent).map_err(|error| step("find the agent", error))?;
         adopt_orphans().map_err(|error| step("become a reaper", error))?;
+        Self::with(&data, Box::new(Processes { instance, program, args: agent_args }))
+    }
+
+    /// An engine whose sandboxes are threads of this process that run `script`, so that they can be checkpointed: for
+    /// tests of what is above the engine. They live as long as this process and are found again by the next engine in
+    /// it; `config`'s agent is not used.
+    ///
+    /// # Errors
+    /// The step that failed.
+    #[cfg(feature = "scripted")]
+    pub fn scripted(config: FakeConfig, script: std::sync::Arc<dyn Script>) -> Result<Self, EngineError> {
+        Self::with(&config.data, Box::new(scripted::Threads::new(config.instance, script)))
+    }
+
+    fn with(data: &Path, processes: Box<dyn Model>) -> Result<Self, EngineError> {
+        let failed = |error: io::Error| no_room_or("prepare the folders", error);
+        let folder = |name| {
+            let path = data.join(name);
+            private_folder(data).and_then(|()| private_folder(&path))?;
+            fs_err::canonicalize(path)
+        };
         Ok(Self {
-            sandboxes: fs_err::canonicalize(sandboxes).map_err(failed)?,
+            sandboxes: folder("sandboxes").map_err(failed)?,
+            images: folder("images").map_err(failed)?,
             boot_id: boot_id().map_err(|error| step("read the boot id", error))?,
-            processes: Processes {
-                instance,
-                // Agents start in folders of their own.
-                program: std::path::absolute(agent).map_err(failed)?,
-                args: agent_args,
-            },
+            processes,
             locks: Locks::default(),
         })
+    }
+
+    /// Removes a checkpoint image; `Ok` if there is none.
+    ///
+    /// # Errors
+    /// The step that failed; call again.
+    pub fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        remove_folder(&self.image(image))
+    }
+
+    fn refuses(&self) -> BTreeSet<Feature> {
+        let mut refuses = BTreeSet::from([
+            Feature::Airlock,
+            Feature::CpuLimit,
+            Feature::MemoryLimit,
+            Feature::DiskLimit,
+            Feature::ProcessLimit,
+            Feature::OwnFiles,
+        ]);
+        if !self.processes.checkpoints() {
+            refuses.insert(Feature::Checkpoint);
+        }
+        refuses
+    }
+
+    fn image(&self, image: &SandboxId) -> PathBuf {
+        self.images.join(image.as_str())
     }
 
     fn folder(&self, id: &SandboxId) -> Folder {
@@ -99,7 +149,7 @@ impl FakeEngine {
     }
 
     fn save(&self, record: &Record) -> Result<(), EngineError> {
-        let path = self.folder(&record.id).record();
+        let path = self.folder(&record.spec.id).record();
         record::write(record, &path).map_err(|error| no_room_or("write the record", error))
     }
 
@@ -116,10 +166,10 @@ impl FakeEngine {
         let Some(record) = record else { return Ok(Presence::Remains) };
         if record.progress == Status::Created {
             // A host may have died before it could write down whom it started: they are found and ended as remains.
-            let half_started = alive.contains(&record.id);
+            let half_started = alive.contains(&record.spec.id);
             return Ok(if half_started { Presence::Remains } else { Presence::Created });
         }
-        Ok(match (record.progress, self.processes.life(record.agent())?) {
+        Ok(match (record.progress, self.processes.life(&record.spec.id, record.agent())?) {
             (_, Life::Gone) => Presence::Remains,
             // A pause stops the agent first and a resume lets it go last, so that either may be broken off: a resume
             // then makes it whole.
@@ -138,6 +188,30 @@ impl FakeEngine {
     fn agent(&self, id: &SandboxId) -> Option<Agent> {
         self.record(id)?.agent()
     }
+
+    /// Makes a sandbox, with an agent from an image if there is one; takes it apart again if that fails.
+    fn make(&self, spec: &SandboxSpec, image: Option<&Path>) -> Result<(), EngineError> {
+        let id = &spec.id;
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        let folder = self.folder(id);
+        if folder.0.exists() || self.processes.alive()?.contains(id) {
+            return Err(EngineError::Exists(id.clone()));
+        }
+        let make = || {
+            folder.make().map_err(|error| no_room_or("make the sandbox's folder", error))?;
+            let mut record = Record::new(spec.clone(), self.boot_id.clone());
+            if let Some(image) = image {
+                record.started(self.processes.restore(spec, &folder, image)?);
+            }
+            self.save(&record)
+        };
+        make().inspect_err(|_| {
+            if let Err(error) = self.processes.kill(id, None).and_then(|()| folder.remove()) {
+                tracing::warn!(%id, error = %sandglass_types::error::Chain(&error), "a half-made sandbox is left");
+            }
+        })
+    }
 }
 
 impl Engine for FakeEngine {
@@ -146,36 +220,12 @@ impl Engine for FakeEngine {
             name: NAME.into(),
             version: env!("CARGO_PKG_VERSION").into(),
             isolation: Isolation::None,
-            refuses: BTreeSet::from([
-                Feature::Checkpoint,
-                Feature::Airlock,
-                Feature::CpuLimit,
-                Feature::MemoryLimit,
-                Feature::DiskLimit,
-                Feature::ProcessLimit,
-                Feature::OwnFiles,
-            ]),
+            refuses: self.refuses(),
         }
     }
 
     fn create(&self, spec: &SandboxSpec) -> Result<(), EngineError> {
-        let id = &spec.id;
-        let lock_of = self.locks.of(id);
-        let _held = lock(&lock_of);
-        let folder = self.folder(id);
-        if folder.0.exists() || self.processes.alive()?.contains(id) {
-            return Err(EngineError::Exists(id.clone()));
-        }
-        let made = folder
-            .make()
-            .map_err(|error| no_room_or("make the sandbox's folder", error))
-            .and_then(|()| self.save(&Record::new(id.clone(), self.boot_id.clone())));
-        if made.is_err()
-            && let Err(error) = folder.remove()
-        {
-            tracing::warn!(%id, error = %sandglass_types::error::Chain(&error), "a half-made sandbox is left");
-        }
-        made
+        self.make(spec, None)
     }
 
     fn start(&self, id: &SandboxId) -> Result<(), EngineError> {
@@ -213,12 +263,29 @@ impl Engine for FakeEngine {
         self.advance(&mut record, Status::Running)
     }
 
-    fn checkpoint(&self, _: &SandboxId, _: &SandboxId) -> Result<(), EngineError> {
-        Err(EngineError::Unsupported { engine: NAME, verb: "checkpoint" })
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
+        if !self.processes.checkpoints() {
+            return Err(EngineError::Unsupported { engine: NAME, verb: "checkpoint" });
+        }
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        let record = self.expect(id, Presence::Paused, "checkpoint")?;
+        let target = self.image(image);
+        if target.exists() {
+            return Err(EngineError::Exists(image.clone()));
+        }
+        self.processes.checkpoint(&record.spec, &self.folder(id), &target)
     }
 
-    fn restore(&self, _: &SandboxSpec, _: &SandboxId) -> Result<(), EngineError> {
-        Err(EngineError::Unsupported { engine: NAME, verb: "restore" })
+    fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
+        if !self.processes.checkpoints() {
+            return Err(EngineError::Unsupported { engine: NAME, verb: "restore" });
+        }
+        let path = self.image(image);
+        if !path.exists() {
+            return Err(EngineError::NotFound(image.clone()));
+        }
+        self.make(spec, Some(&path))
     }
 
     fn destroy(&self, id: &SandboxId) -> Result<(), EngineError> {

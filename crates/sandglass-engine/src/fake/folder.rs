@@ -8,8 +8,8 @@ use sandglass_linux::mount;
 use sandglass_types::SandboxId;
 use serde::{Deserialize, Serialize};
 
-use super::processes::Agent;
-use crate::engine::{EngineError, step};
+use super::model::Agent;
+use crate::engine::{EngineError, SandboxSpec, step};
 use crate::files::{private_folder, remove_folder};
 use crate::record::{self, Identity, Status};
 use crate::session::Session;
@@ -22,7 +22,7 @@ const MAX_MEASURED: usize = 100_000;
 #[serde(deny_unknown_fields)]
 pub(super) struct Record {
     version: u32,
-    pub(super) id: SandboxId,
+    pub(super) spec: SandboxSpec,
     /// The boot in which all else means something.
     pub(super) boot_id: String,
     /// Absent until it is started.
@@ -38,14 +38,14 @@ impl record::Record for Record {
     }
 
     fn id(&self) -> &SandboxId {
-        &self.id
+        &self.spec.id
     }
 }
 
 impl Record {
-    pub(super) fn new(id: SandboxId, boot_id: String) -> Self {
+    pub(super) fn new(spec: SandboxSpec, boot_id: String) -> Self {
         let version = <Self as record::Record>::VERSION;
-        Self { version, id, boot_id, agent: None, progress: Status::Created }
+        Self { version, spec, boot_id, agent: None, progress: Status::Created }
     }
 
     pub(super) fn started(&mut self, agent: Agent) {

@@ -1,6 +1,6 @@
 //! The processes of sandboxes: finding them all, stopping them, ending them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::CString;
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
@@ -12,6 +12,7 @@ use sandglass_linux::process::{self, Entry, Launch, LaunchError, PidFd, ProcessI
 use sandglass_types::{InstanceId, SandboxId};
 
 use super::folder::Folder;
+use super::model::{Agent, Life, Model};
 use crate::engine::{EngineError, Stats, step};
 use crate::session::AgentStdio;
 
@@ -23,21 +24,10 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 /// How long stopped or killed processes may take to be so. Milliseconds are usual; one that waits for a disk may need
 /// long.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The pause between two walks of `/proc`.
 const BETWEEN_WALKS: Duration = Duration::from_millis(1);
-
-/// Which process the agent is.
-pub(super) type Agent = ProcessIdentity;
-
-/// What an agent does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Life {
-    Running,
-    Stopped,
-    Gone,
-}
 
 /// The processes of one instance's sandboxes.
 #[derive(Debug)]
@@ -48,9 +38,8 @@ pub(super) struct Processes {
     pub(super) args: Vec<String>,
 }
 
-impl Processes {
-    /// Starts the agent of a sandbox.
-    pub(super) fn start(&self, id: &SandboxId, folder: &Folder) -> Result<Agent, EngineError> {
+impl Model for Processes {
+    fn start(&self, id: &SandboxId, folder: &Folder) -> Result<Agent, EngineError> {
         let failed = |error: LaunchError| step("start the agent", error);
         let stdio = folder.session().agent_stdio()?;
         let launch = self.launch(id, folder, &stdio).map_err(failed)?;
@@ -65,22 +54,7 @@ impl Processes {
         }
     }
 
-    fn launch(&self, id: &SandboxId, folder: &Folder, stdio: &AgentStdio) -> Result<Launch, LaunchError> {
-        let home = folder.home();
-        let there = CString::new(home.as_os_str().as_bytes())?;
-        Launch::new(&self.program)?
-            .args(&self.args)?
-            .arg(&home)?
-            .env(MARKER, format!("{}/{id}", self.instance))?
-            .env("HOME", &home)?
-            .env("PATH", PATH)?
-            .steps([Step::WorkingDirectory(there), Step::AdoptOrphans])
-            .stdin(&stdio.stdin)?
-            .stdout(&stdio.stdout)
-    }
-
-    /// Whether the agent of a sandbox lives.
-    pub(super) fn life(&self, agent: Option<Agent>) -> Result<Life, EngineError> {
+    fn life(&self, _: &SandboxId, agent: Option<Agent>) -> Result<Life, EngineError> {
         let look = || -> io::Result<Life> {
             let Some(agent) = agent else { return Ok(Life::Gone) };
             let Some(fd) = agent.open()? else { return Ok(Life::Gone) };
@@ -95,65 +69,56 @@ impl Processes {
         look().map_err(|error| step("look at the agent", error))
     }
 
-    /// The sandboxes that processes with the marker of this instance belong to.
-    pub(super) fn alive(&self) -> Result<BTreeSet<SandboxId>, EngineError> {
+    fn alive(&self) -> Result<BTreeSet<SandboxId>, EngineError> {
         let look = || -> io::Result<BTreeSet<SandboxId>> {
-            let table = process::table()?;
+            let mut alive = BTreeSet::new();
             // Those that have ended and are not reaped have no environment any more.
-            Ok(self.marks(&table)?.into_values().collect())
+            for entry in process::table()? {
+                alive.extend(mark_of(entry.identity.pid, &self.instance)?);
+            }
+            Ok(alive)
         };
         look().map_err(|error| step("look for processes", error))
     }
 
-    /// Stops all processes of a sandbox, the agent first.
-    pub(super) fn stop(&self, id: &SandboxId, agent: Option<Agent>) -> Result<(), EngineError> {
-        self.stop_until(id, agent, Instant::now() + PATIENCE)
+    fn stop(&self, id: &SandboxId, agent: Option<Agent>) -> Result<(), EngineError> {
+        stop_until(&mut self.search(id, agent), Instant::now() + PATIENCE)
             .map_err(|error| step("stop the processes of the sandbox", error))
     }
 
-    fn stop_until(&self, id: &SandboxId, agent: Option<Agent>, deadline: Instant) -> io::Result<()> {
-        // In two walks, because one may miss what a process starts that is stopped only later in it.
-        let mut at_rest = 0;
-        while at_rest < 2 {
-            at_rest += 1;
-            for Member { entry, fd } in self.members(id, agent)? {
-                if !process::is_stopped(entry.identity.pid)? {
-                    fd.signal(Signal::STOP)?;
-                    at_rest = 0;
-                }
-            }
-            if Instant::now() >= deadline && at_rest == 0 {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            std::thread::sleep(BETWEEN_WALKS);
-        }
-        Ok(())
-    }
-
-    /// Lets all processes of a stopped sandbox run on, the agent last.
-    pub(super) fn go_on(&self, id: &SandboxId, agent: Option<Agent>) -> Result<(), EngineError> {
+    fn go_on(&self, id: &SandboxId, agent: Option<Agent>) -> Result<(), EngineError> {
         let go_on = || -> io::Result<()> {
-            self.members(id, agent)?.iter().rev().try_for_each(|member| member.fd.signal(Signal::CONT))
+            self.search(id, agent)
+                .members()?
+                .iter()
+                .rev()
+                .try_for_each(|member| member.fd.signal(Signal::CONT))
         };
         go_on().map_err(|error| step("let the processes of the sandbox run on", error))
     }
 
-    /// Ends all processes of a sandbox, and returns when none is left.
-    pub(super) fn kill(&self, id: &SandboxId, agent: Option<Agent>) -> Result<(), EngineError> {
-        let deadline = Instant::now() + PATIENCE;
+    fn kill(&self, id: &SandboxId, agent: Option<Agent>) -> Result<(), EngineError> {
+        let mut search = self.search(id, agent);
         // What is stopped starts nothing more. It is no failure if that takes long: what is killed is killed.
-        if let Err(error) = self.stop_until(id, agent, deadline) {
+        if let Err(error) = stop_until(&mut search, Instant::now() + PATIENCE) {
             tracing::debug!(%id, %error, "the processes of a dying sandbox were not stopped");
         }
-        let kill = || -> io::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut kill = || -> io::Result<()> {
             loop {
-                let members = self.members(id, agent)?;
+                let members = search.members()?;
                 // The agent last: as long as it is there, it is the parent of what others leave.
                 let alone = members.len() == 1;
                 let dying: Vec<&Member> =
                     members.iter().filter(|member| alone || Some(member.entry.identity) != agent).collect();
                 if dying.is_empty() {
                     return Ok(());
+                }
+                if Instant::now() >= deadline {
+                    return Err(io::Error::new(
+                        io::ErrorKind::TimedOut,
+                        "they start others faster than they end",
+                    ));
                 }
                 dying.iter().try_for_each(|member| member.fd.kill())?;
                 for Member { entry, fd } in dying {
@@ -167,9 +132,7 @@ impl Processes {
         kill().map_err(|error| step("end the processes of the sandbox", error))
     }
 
-    /// Blocks until the agent has ended, and ends what it left. Without an agent that is known, until no process is
-    /// left.
-    pub(super) fn wait(&self, id: &SandboxId, agent: Option<Agent>) -> Result<(), EngineError> {
+    fn wait(&self, id: &SandboxId, agent: Option<Agent>) -> Result<(), EngineError> {
         let failed = |error: io::Error| step("wait for the sandbox", error);
         if let Some(agent) = agent {
             if let Some(fd) = agent.open().map_err(failed)? {
@@ -177,15 +140,17 @@ impl Processes {
             }
             return self.kill(id, Some(agent));
         }
-        while let Some(member) = self.members(id, None).map_err(failed)?.first() {
+        let mut search = self.search(id, None);
+        while let Some(member) = search.members().map_err(failed)?.first() {
             member.fd.wait_end(None).map_err(failed)?;
         }
         Ok(())
     }
 
-    /// What the processes of a sandbox use. The peak of their memory is not known to be more than what they use now.
-    pub(super) fn usage(&self, id: &SandboxId, agent: Option<Agent>) -> Result<Stats, EngineError> {
-        let members = self.members(id, agent).map_err(|error| step("read what the sandbox uses", error))?;
+    /// The peak of their memory is not known to be more than what they use now.
+    fn usage(&self, id: &SandboxId, agent: Option<Agent>) -> Result<Stats, EngineError> {
+        let members =
+            self.search(id, agent).members().map_err(|error| step("read what the sandbox uses", error))?;
         let total = |part: fn(&Entry) -> u64| members.iter().map(|member| part(&member.entry)).sum();
         let memory_bytes = total(|entry| entry.resident_bytes);
         Ok(Stats {
@@ -196,16 +161,80 @@ impl Processes {
             disk_bytes: 0,
         })
     }
+}
 
-    /// The living processes of a sandbox, the agent first. Each is held by a descriptor, so that what is done to it is
-    /// done to no other.
-    fn members(&self, id: &SandboxId, agent: Option<Agent>) -> io::Result<Vec<Member>> {
+impl Processes {
+    fn launch(&self, id: &SandboxId, folder: &Folder, stdio: &AgentStdio) -> Result<Launch, LaunchError> {
+        let home = folder.home();
+        let there = CString::new(home.as_os_str().as_bytes())?;
+        Launch::new(&self.program)?
+            .args(&self.args)?
+            .arg(&home)?
+            .env(MARKER, format!("{}/{id}", self.instance))?
+            .env("HOME", &home)?
+            .env("PATH", PATH)?
+            .steps([Step::WorkingDirectory(there), Step::AdoptOrphans])
+            .stdin(&stdio.stdin)?
+            .stdout(&stdio.stdout)
+    }
+
+    fn search<'a>(&'a self, id: &'a SandboxId, agent: Option<Agent>) -> Search<'a> {
+        Search { instance: &self.instance, id, agent, marked: HashMap::new() }
+    }
+}
+
+/// Stops all that is found, until nothing else is.
+fn stop_until(search: &mut Search<'_>, deadline: Instant) -> io::Result<()> {
+    // In two walks, because one may miss what a process starts that is stopped only later in it.
+    let mut at_rest = 0;
+    while at_rest < 2 {
+        at_rest += 1;
+        for Member { entry, fd } in search.members()? {
+            if !process::is_stopped(entry.identity.pid)? {
+                fd.signal(Signal::STOP)?;
+                at_rest = 0;
+            }
+        }
+        if Instant::now() >= deadline && at_rest == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(BETWEEN_WALKS);
+    }
+    Ok(())
+}
+
+/// A search for the processes of one sandbox, which may be repeated.
+#[derive(Debug)]
+struct Search<'a> {
+    instance: &'a InstanceId,
+    id: &'a SandboxId,
+    agent: Option<Agent>,
+    /// Whether those that were looked at have the sandbox's marker: none loses or gets it as long as it lives, or only
+    /// by its own doing.
+    marked: HashMap<ProcessIdentity, bool>,
+}
+
+impl Search<'_> {
+    /// The living processes of the sandbox, the agent first. Each is held by a descriptor, so that what is done to it
+    /// is done to no other.
+    fn members(&mut self) -> io::Result<Vec<Member>> {
         let table = process::table()?;
-        let marked: BTreeSet<i32> =
-            self.marks(&table)?.into_iter().filter(|(_, of)| of == id).map(|(pid, _)| pid).collect();
+        let mut marked = BTreeSet::new();
+        for Entry { identity, .. } in &table {
+            let known = match self.marked.get(identity) {
+                Some(known) => *known,
+                None => {
+                    let mark = mark_of(identity.pid, self.instance)?;
+                    *self.marked.entry(*identity).or_insert(mark.as_ref() == Some(self.id))
+                }
+            };
+            if known {
+                marked.insert(identity.pid);
+            }
+        }
         let me = i32::try_from(std::process::id()).map_err(io::Error::other)?;
         let mut members = Vec::new();
-        for entry in family(&table, agent, &marked, me) {
+        for entry in family(&table, self.agent, &marked, me) {
             if let Some(fd) = entry.identity.open()?
                 && !fd.wait_end(Some(Instant::now()))?
             {
@@ -214,20 +243,11 @@ impl Processes {
         }
         Ok(members)
     }
+}
 
-    /// Which processes carry the marker of which sandbox of this instance.
-    fn marks(&self, table: &[Entry]) -> io::Result<BTreeMap<i32, SandboxId>> {
-        let mut marks = BTreeMap::new();
-        for entry in table {
-            let pid = entry.identity.pid;
-            if let Some(environment) = process::environment(pid)?
-                && let Some(id) = marked_for(&environment, &self.instance)
-            {
-                marks.insert(pid, id);
-            }
-        }
-        Ok(marks)
-    }
+/// The sandbox of this instance that a process carries the marker of.
+fn mark_of(pid: i32, instance: &InstanceId) -> io::Result<Option<SandboxId>> {
+    Ok(process::environment(pid)?.and_then(|environment| marked_for(&environment, instance)))
 }
 
 /// A living process.
@@ -274,7 +294,7 @@ mod tests {
     use super::*;
 
     fn entry(pid: i32, parent: i32) -> Entry {
-        let identity = ProcessIdentity { pid, start_ticks: 1 };
+        let identity = Agent { pid, start_ticks: 1 };
         Entry { identity, parent, cpu_micros: 0, threads: 1, resident_bytes: 0 }
     }
 
@@ -287,13 +307,13 @@ mod tests {
         // 1 started the host 2; the agent 10 is of 2 and has 11 and, of that, 12; 20 is marked and has 21.
         let table = [(1, 0), (2, 1), (20, 1), (21, 20), (12, 11), (11, 10), (10, 2), (30, 2)]
             .map(|(a, b)| entry(a, b));
-        let agent = Some(ProcessIdentity { pid: 10, start_ticks: 1 });
+        let agent = Some(Agent { pid: 10, start_ticks: 1 });
         let found = pids(&family(&table, agent, &BTreeSet::from([20, 12]), 2));
         assert_eq!(found[0], 10);
         assert_eq!(found.iter().copied().collect::<BTreeSet<_>>(), BTreeSet::from([10, 11, 12, 20, 21]));
         assert_eq!(found.len(), 5);
         // The pid of the agent is another process's now.
-        let reused = Some(ProcessIdentity { pid: 10, start_ticks: 9 });
+        let reused = Some(Agent { pid: 10, start_ticks: 9 });
         assert_eq!(pids(&family(&table, reused, &BTreeSet::new(), 2)), [0; 0]);
         // A host that was itself started in a sandbox is not of it, nor is what it starts.
         assert_eq!(pids(&family(&table, None, &BTreeSet::from([1, 2]), 2)), [1, 20, 21]);

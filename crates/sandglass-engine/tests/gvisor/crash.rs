@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use sandglass_engine::engine::Engine as _;
 use sandglass_engine::gvisor::Driver;
 use sandglass_linux::process::{Launch, spawn};
+use sandglass_testkit::conformance::limits;
 use sandglass_types::SandboxId;
 
-use crate::fixture::{Fixture, by_both, limits, open, spec};
+use crate::fixture::{Fixture, Gvisor, by_both, open, spec};
 
 const DIR: &str = "SANDGLASS_TEST_DIR";
 const INSTANCE: &str = "SANDGLASS_TEST_INSTANCE";
@@ -17,7 +18,8 @@ const DRIVER: &str = "SANDGLASS_TEST_DRIVER";
 /// The host that the test below starts and kills: the same program, told by its environment where to work.
 fn be_the_host(dir: &Path) {
     let driver = if std::env::var_os(DRIVER).is_some() { Driver::CommandLine } else { Driver::Fastest };
-    let engine = open(dir, &std::env::var(INSTANCE).unwrap().parse().unwrap(), true, driver);
+    let engine =
+        open(dir, &std::env::var(INSTANCE).unwrap().parse().unwrap(), Gvisor { network: true, driver });
     let spec = spec(limits(1, 256, 128, 100));
     engine.create(&spec).unwrap();
     engine.start(&spec.id).unwrap();

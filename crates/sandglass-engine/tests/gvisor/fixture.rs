@@ -1,21 +1,17 @@
 //! A small root file system, an agent that is a shell, and a look at what the kernel still holds.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use sandglass_engine::engine::{Engine, Exit, Presence, SandboxSpec, SessionEnds};
+use sandglass_engine::engine::{Engine, Exit, Presence, SandboxSpec};
 use sandglass_engine::gvisor::{Airlocks, Driver, GvisorConfig, GvisorEngine, HostPaths};
 use sandglass_engine::network::Assignments;
 use sandglass_linux::cgroup::{self, Cgroups};
 use sandglass_linux::{loopdev, mount};
+use sandglass_testkit::conformance::{self, LINE_AGENT, LineAgent, Subject, limits};
 use sandglass_types::{Digest, InstanceId, Limits, SandboxId};
-
-/// An agent that does what it is told, one line at a time.
-const AGENT: &str = "#!/bin/busybox sh\nwhile read -r line; do eval \"$line\"; done\n";
 
 const ROOTFS: Digest = Digest::from_bytes([0x5a; 32]);
 
@@ -30,12 +26,47 @@ pub(crate) fn by_both(test: impl Fn(Driver)) {
     }
 }
 
+/// The engine as the conformance suite sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Gvisor {
+    /// Whether it makes networks.
+    pub(crate) network: bool,
+    pub(crate) driver: Driver,
+}
+
+impl Subject for Gvisor {
+    fn prepare(&self, dir: &Path) -> Digest {
+        let rootfs = self.template(dir);
+        for folder in ["bin", "etc", "proc", "sys", "dev", "tmp", "run"] {
+            std::fs::create_dir_all(rootfs.join(folder)).unwrap();
+        }
+        std::fs::copy("/usr/bin/busybox", rootfs.join("bin/busybox")).expect("busybox-static is installed");
+        std::os::unix::fs::symlink("busybox", rootfs.join("bin/sh")).unwrap();
+        std::fs::write(rootfs.join("etc/template"), "of the template\n").unwrap();
+        let guest = dir.join("agent");
+        std::fs::write(&guest, format!("#!/bin/busybox sh\n{LINE_AGENT}\n")).unwrap();
+        std::fs::set_permissions(&guest, std::fs::Permissions::from_mode(0o755)).unwrap();
+        ROOTFS
+    }
+
+    fn open(&self, dir: &Path, instance: &InstanceId) -> Box<dyn Engine> {
+        Box::new(open(dir, instance, *self))
+    }
+
+    fn template(&self, dir: &Path) -> PathBuf {
+        dir.join("cache/rootfs").join(ROOTFS.to_string())
+    }
+
+    fn leftovers(&self, dir: &Path, instance: &InstanceId) -> Vec<String> {
+        leftovers(dir, instance)
+    }
+}
+
 /// One data folder and its engine.
 pub(crate) struct Fixture {
     dir: tempfile::TempDir,
     instance: InstanceId,
-    network: bool,
-    driver: Driver,
+    subject: Gvisor,
     engine: Option<GvisorEngine>,
 }
 
@@ -56,17 +87,9 @@ impl Fixture {
 
     fn with(network: bool, driver: Driver) -> Self {
         let dir = tempfile::Builder::new().prefix("sandglass-test-").tempdir().unwrap();
-        let rootfs = dir.path().join("cache/rootfs").join(ROOTFS.to_string());
-        for folder in ["bin", "etc", "proc", "sys", "dev", "tmp", "run"] {
-            std::fs::create_dir_all(rootfs.join(folder)).unwrap();
-        }
-        std::fs::copy("/usr/bin/busybox", rootfs.join("bin/busybox")).expect("busybox-static is installed");
-        std::os::unix::fs::symlink("busybox", rootfs.join("bin/sh")).unwrap();
-        std::fs::write(rootfs.join("etc/template"), "of the template\n").unwrap();
-        let guest = dir.path().join("agent");
-        std::fs::write(&guest, AGENT).unwrap();
-        std::fs::set_permissions(&guest, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let mut fixture = Self { dir, instance: InstanceId::random(), network, driver, engine: None };
+        let subject = Gvisor { network, driver };
+        subject.prepare(dir.path());
+        let mut fixture = Self { dir, instance: InstanceId::random(), subject, engine: None };
         fixture.reopen();
         fixture
     }
@@ -82,14 +105,14 @@ impl Fixture {
 
     /// From now on, and for sandboxes made from now on.
     pub(crate) fn drive(&mut self, driver: Driver) {
-        self.driver = driver;
+        self.subject.driver = driver;
         self.reopen();
     }
 
     /// What a restarted host does.
     pub(crate) fn reopen(&mut self) {
         self.engine = None;
-        self.engine = Some(open(self.path(), &self.instance, self.network, self.driver));
+        self.engine = Some(open(self.path(), &self.instance, self.subject));
     }
 
     pub(crate) fn engine(&self) -> &GvisorEngine {
@@ -105,7 +128,7 @@ impl Fixture {
     }
 
     pub(crate) fn cgroups(&self) -> Cgroups {
-        Cgroups::detect(Path::new(cgroup::ROOT), self.instance.as_str()).unwrap()
+        cgroups(&self.instance)
     }
 
     pub(crate) fn create(&self) -> SandboxSpec {
@@ -114,15 +137,15 @@ impl Fixture {
         spec
     }
 
-    pub(crate) fn run(&self) -> (SandboxSpec, Agent) {
+    pub(crate) fn run(&self) -> (SandboxSpec, LineAgent) {
         let spec = self.create();
         self.engine().start(&spec.id).unwrap();
         let agent = self.attach(&spec.id);
         (spec, agent)
     }
 
-    pub(crate) fn attach(&self, id: &SandboxId) -> Agent {
-        Agent { ends: self.engine().attach(id).unwrap(), unread: Vec::new() }
+    pub(crate) fn attach(&self, id: &SandboxId) -> LineAgent {
+        LineAgent::new(self.engine().attach(id).unwrap())
     }
 
     pub(crate) fn presence(&self, id: &SandboxId) -> Option<Presence> {
@@ -144,37 +167,8 @@ impl Fixture {
         .unwrap()
     }
 
-    /// Everything of one sandbox, or of all, that the kernel or a folder still holds.
     pub(crate) fn leftovers(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        found.extend(self.cgroups().children().unwrap().into_iter().map(|name| format!("cgroup {name}")));
-        for (index, path) in loopdev::attached().unwrap() {
-            if path.starts_with(self.path()) {
-                found.push(format!("loop{index} {}", path.display()));
-            }
-        }
-        for entry in std::fs::read_dir("/proc").unwrap() {
-            let Ok(pid) = entry.unwrap().file_name().to_string_lossy().parse::<i32>() else { continue };
-            for entry in mount::table(Some(pid)).unwrap_or_default() {
-                let inside = entry.target.starts_with(self.path())
-                    && entry.fstype != "nsfs"
-                    && !entry.target.ends_with("data/ns");
-                if inside || Path::new(&entry.source).starts_with(self.path()) {
-                    found.push(format!("mount of {pid} at {}", entry.target.display()));
-                }
-            }
-            let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            if String::from_utf8_lossy(&cmdline).contains(&*self.path().to_string_lossy()) {
-                found.push(format!("process {pid}"));
-            }
-        }
-        for folder in ["data/sandboxes", "data/runsc", "data/slots"] {
-            let Ok(entries) = std::fs::read_dir(self.path().join(folder)) else { continue };
-            for entry in entries {
-                found.push(format!("file {}", entry.unwrap().path().display()));
-            }
-        }
-        found
+        leftovers(self.path(), &self.instance)
     }
 
     pub(crate) fn assert_nothing_left(&self) {
@@ -201,8 +195,44 @@ impl Drop for Fixture {
     }
 }
 
+/// All of an instance that the kernel or a folder still holds.
+fn leftovers(dir: &Path, instance: &InstanceId) -> Vec<String> {
+    let mut found = Vec::new();
+    found.extend(cgroups(instance).children().unwrap().into_iter().map(|name| format!("cgroup {name}")));
+    for (index, path) in loopdev::attached().unwrap() {
+        if path.starts_with(dir) {
+            found.push(format!("loop{index} {}", path.display()));
+        }
+    }
+    for entry in std::fs::read_dir("/proc").unwrap() {
+        let Ok(pid) = entry.unwrap().file_name().to_string_lossy().parse::<i32>() else { continue };
+        for entry in mount::table(Some(pid)).unwrap_or_default() {
+            let inside =
+                entry.target.starts_with(dir) && entry.fstype != "nsfs" && !entry.target.ends_with("data/ns");
+            if inside || Path::new(&entry.source).starts_with(dir) {
+                found.push(format!("mount of {pid} at {}", entry.target.display()));
+            }
+        }
+        let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        if String::from_utf8_lossy(&cmdline).contains(&*dir.to_string_lossy()) {
+            found.push(format!("process {pid}"));
+        }
+    }
+    for folder in ["data/sandboxes", "data/runsc", "data/slots"] {
+        let Ok(entries) = std::fs::read_dir(dir.join(folder)) else { continue };
+        for entry in entries {
+            found.push(format!("file {}", entry.unwrap().path().display()));
+        }
+    }
+    found
+}
+
+fn cgroups(instance: &InstanceId) -> Cgroups {
+    Cgroups::detect(Path::new(cgroup::ROOT), instance.as_str()).unwrap()
+}
+
 /// Opens the engine of a fixture's folder.
-pub(crate) fn open(dir: &Path, instance: &InstanceId, network: bool, driver: Driver) -> GvisorEngine {
+pub(crate) fn open(dir: &Path, instance: &InstanceId, subject: Gvisor) -> GvisorEngine {
     let data = dir.join("data");
     let airlocks = || Arc::new(Assignments::open(&data, instance).unwrap()) as Arc<dyn Airlocks>;
     let config = GvisorConfig {
@@ -211,65 +241,12 @@ pub(crate) fn open(dir: &Path, instance: &InstanceId, network: bool, driver: Dri
         runsc: "/usr/bin/runsc".into(),
         guest: dir.join("agent"),
         guest_args: Vec::new(),
-        airlocks: network.then(airlocks),
-        driver,
+        airlocks: subject.network.then(airlocks),
+        driver: subject.driver,
     };
     GvisorEngine::open(config).unwrap()
 }
 
-pub(crate) fn limits(cpus: u32, memory_mib: u32, disk_mib: u32, processes: u32) -> Limits {
-    sandglass_types::limits::Unchecked { cpus, memory_mib, disk_mib, processes }.try_into().unwrap()
-}
-
 pub(crate) fn spec(limits: Limits) -> SandboxSpec {
-    SandboxSpec { id: SandboxId::random(), rootfs: ROOTFS, limits }
-}
-
-/// The agent's session.
-pub(crate) struct Agent {
-    ends: SessionEnds,
-    unread: Vec<u8>,
-}
-
-impl Agent {
-    pub(crate) fn send(&self, line: &str) {
-        let mut bytes = format!("{line}\n").into_bytes();
-        while !bytes.is_empty() {
-            match rustix::io::write(&self.ends.to_agent, &bytes) {
-                Ok(n) => drop(bytes.drain(..n)),
-                Err(rustix::io::Errno::AGAIN) => {
-                    assert!(ready(&self.ends.to_agent, PollFlags::OUT, ANSWER), "nobody reads");
-                }
-                Err(errno) => panic!("{errno}"),
-            }
-        }
-    }
-
-    /// Has a command line run and returns all that it printed, its exit code last.
-    pub(crate) fn sh(&mut self, command: &str) -> String {
-        self.send(&format!("{{ {command} ; }} 2>&1; echo \"<$?>\""));
-        let deadline = Instant::now() + ANSWER;
-        loop {
-            if let Some(end) = self.unread.windows(2).position(|two| two == b">\n") {
-                let answer: Vec<u8> = self.unread.drain(..end + 2).collect();
-                return String::from_utf8(answer).unwrap().trim_end().to_owned();
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            let so_far = String::from_utf8_lossy(&self.unread).into_owned();
-            assert!(ready(&self.ends.from_agent, PollFlags::IN, left), "no answer to {command}: {so_far}");
-            let mut buffer = [0; 65536];
-            match rustix::io::read(&self.ends.from_agent, &mut buffer) {
-                Ok(0) => panic!("the agent is gone; {command} printed {so_far}"),
-                Ok(n) => self.unread.extend_from_slice(&buffer[..n]),
-                Err(rustix::io::Errno::AGAIN) => {}
-                Err(errno) => panic!("{errno}"),
-            }
-        }
-    }
-}
-
-fn ready(fd: &OwnedFd, flags: PollFlags, patience: Duration) -> bool {
-    let timeout =
-        Timespec { tv_sec: patience.as_secs().try_into().unwrap(), tv_nsec: patience.subsec_nanos().into() };
-    poll(&mut [PollFd::from_borrowed_fd(fd.as_fd(), flags)], Some(&timeout)).unwrap() > 0
+    conformance::spec(ROOTFS, limits)
 }

@@ -1,11 +1,11 @@
 //! The gVisor engine on the real `runsc`, as root. Nothing here skips: a machine that can't run it fails.
 #![allow(clippy::unwrap_used)]
 
+mod conformance;
 mod control;
 mod crash;
 mod fixture;
 mod lifecycle;
-mod limits;
 mod network;
 mod snapshots;
 mod timing;

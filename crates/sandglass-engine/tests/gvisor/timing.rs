@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use sandglass_engine::engine::Engine as _;
 use sandglass_engine::gvisor::Driver;
+use sandglass_testkit::conformance::limits;
 
-use crate::fixture::{Fixture, limits, spec};
+use crate::fixture::{Fixture, spec};
 
 const VERBS: [&str; 6] = ["create", "start", "first answer", "pause", "resume", "destroy"];
 

@@ -1,0 +1,70 @@
+//! Checkpoint and restore: memory and files come back together or not at all.
+
+use sandglass_engine::engine::{EngineError, Presence, SandboxSpec};
+use sandglass_types::SandboxId;
+
+use super::{Fixture, limits};
+
+/// An image of a sandbox that knows and keeps something; the sandbox is left paused.
+fn image(fixture: &Fixture<'_>) -> (SandboxSpec, SandboxId) {
+    let (parent, mut agent) = fixture.run();
+    assert_eq!(agent.sh("x=memory; echo disk > kept"), "<0>");
+    let image = SandboxId::random();
+    fixture.engine().pause(&parent.id).unwrap();
+    fixture.engine().checkpoint(&parent.id, &image).unwrap();
+    assert_eq!(fixture.presence(&parent.id), Some(Presence::Paused));
+    (parent, image)
+}
+
+pub(super) fn two_children_go_on_from_one_image(fixture: &mut Fixture<'_>) {
+    let engine = fixture.engine();
+    let (parent, image) = image(fixture);
+    let again = engine.checkpoint(&parent.id, &image);
+    assert!(matches!(again, Err(EngineError::Exists(_))), "{again:?}");
+    engine.resume(&parent.id).unwrap();
+    let mut agent = fixture.attach(&parent.id);
+    assert_eq!(agent.sh("echo $x; x=parent; echo parent >> kept"), "memory\n<0>");
+    let children = [(); 2].map(|()| fixture.spec());
+    for child in &children {
+        engine.restore(child, &image).unwrap();
+        assert_eq!(fixture.presence(&child.id), Some(Presence::Running));
+        assert!(matches!(engine.restore(child, &image), Err(EngineError::Exists(_))));
+        let mut agent = fixture.attach(&child.id);
+        // What it was when the image was made, whatever parent and sister did since.
+        assert_eq!(agent.sh("echo $x; busybox cat kept"), "memory\ndisk\n<0>");
+        assert_eq!(agent.sh("x=child; echo child >> kept; busybox cat kept"), "disk\nchild\n<0>");
+    }
+    assert_eq!(agent.sh("echo $x; busybox cat kept"), "parent\ndisk\nparent\n<0>");
+    // A copy is a sandbox like any other.
+    let first = &children[0].id;
+    engine.pause(first).unwrap();
+    let next = SandboxId::random();
+    engine.checkpoint(first, &next).unwrap();
+    let grandchild = fixture.spec();
+    engine.restore(&grandchild, &next).unwrap();
+    let said = fixture.attach(&grandchild.id).sh("echo $x; busybox cat kept");
+    assert_eq!(said, "child\ndisk\nchild\n<0>");
+}
+
+pub(super) fn an_image_outlives_its_parent_and_its_host(fixture: &mut Fixture<'_>) {
+    let (parent, image) = image(fixture);
+    fixture.destroy(&parent.id);
+    fixture.assert_nothing_left();
+    fixture.reopen();
+    let child = fixture.spec();
+    fixture.engine().restore(&child, &image).unwrap();
+    assert_eq!(fixture.attach(&child.id).sh("echo $x; busybox cat kept"), "memory\ndisk\n<0>");
+}
+
+pub(super) fn an_image_that_does_not_fit_is_refused_and_leaves_nothing(fixture: &mut Fixture<'_>) {
+    let (parent, image) = image(fixture);
+    fixture.destroy(&parent.id);
+    let mut other = fixture.spec();
+    other.limits = limits(1, 512, 64, 100);
+    let refused = fixture.engine().restore(&other, &image);
+    let Err(EngineError::Step { source, .. }) = refused else { panic!("{refused:?}") };
+    assert_eq!(source.to_string(), "it was made with another set of limits");
+    let absent = fixture.engine().restore(&fixture.spec(), &SandboxId::random());
+    assert!(matches!(absent, Err(EngineError::NotFound(_))), "{absent:?}");
+    fixture.assert_nothing_left();
+}
