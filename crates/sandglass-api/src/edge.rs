@@ -19,7 +19,6 @@ use axum::body::Body;
 use http::header::{CONNECTION, CONTENT_LENGTH, UPGRADE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::Body as _;
-use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use sandglass_control::DialError;
@@ -28,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::backend::{Backend, Stream, Upstream};
+use crate::server::Lingering;
 use answer::{Failure, failed};
 use carry::{Pulse, Watched, tunnel};
 use headers::{Framing, GUEST_API_PORT};
@@ -70,7 +70,7 @@ impl Edge {
         &self,
         id: &SandboxId,
         port: NonZeroU16,
-        request: Request<Incoming>,
+        request: Request<Lingering>,
         origin: Origin,
     ) -> Response<Body> {
         let navigation = answer::is_navigation(request.headers());
@@ -87,7 +87,7 @@ impl Edge {
         &self,
         id: &SandboxId,
         port: NonZeroU16,
-        mut request: Request<Incoming>,
+        mut request: Request<Lingering>,
         origin: Origin,
     ) -> Result<Response<Body>, Failure> {
         let live = self.backend.live(id).ok_or(Failure::NotFound)?;
@@ -181,10 +181,10 @@ async fn dial(live: &dyn Upstream, port: NonZeroU16) -> Result<Box<dyn Stream>, 
 
 /// The request as the sandbox gets it.
 fn prepare(
-    request: Request<Incoming>,
+    request: Request<Lingering>,
     origin: Origin,
     upgrade: Option<HeaderValue>,
-) -> Result<Request<Incoming>, Failure> {
+) -> Result<Request<Lingering>, Failure> {
     let (mut parts, body) = request.into_parts();
     let framing = match body.size_hint().exact() {
         None => Framing::Chunked,

@@ -1,6 +1,7 @@
 //! The listener: accepts, tells HTTP/1.1 from HTTP/2, bounds what a client can hold, and dispatches.
 
 mod connection;
+mod linger;
 mod watch;
 
 use std::convert::Infallible;
@@ -13,7 +14,6 @@ use axum::Router;
 use axum::body::Body;
 use http::header::HOST;
 use http::{HeaderValue, Request, Response};
-use hyper::body::Incoming;
 use sandglass_control::Control;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -26,6 +26,7 @@ use crate::edge::answer::{Failure, failed, is_navigation, unroutable};
 use crate::edge::target::{Target, host, route};
 use crate::edge::{Edge, Origin};
 use crate::router::{ApiState, router};
+pub(crate) use linger::Lingering;
 
 /// How patient the server is.
 #[derive(Debug, Clone)]
@@ -141,7 +142,11 @@ pub(crate) async fn run(
 
 impl Shared {
     /// Answers one request.
-    async fn dispatch(&self, request: Request<Incoming>, peer: IpAddr) -> Result<Response<Body>, Infallible> {
+    async fn dispatch(
+        &self,
+        request: Request<Lingering>,
+        peer: IpAddr,
+    ) -> Result<Response<Body>, Infallible> {
         let named = host(request.version(), request.uri(), request.headers());
         let target = named.and_then(|host| route(&host, self.backend.domain(), request.headers()));
         Ok(match target {

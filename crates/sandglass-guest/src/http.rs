@@ -102,7 +102,7 @@ async fn admit_rpc(State(agent): State<Arc<Agent>>, mut request: Request, next: 
         }
         // Only handlers that need one complain.
         Ok(None) => {}
-        Err(refusal) => return rpc_error(&refusal),
+        Err(refusal) => return rpc_error(request.headers(), &refusal),
     }
     if request.uri().path() == START
         && let Some(limit) = take_timeout(request.headers_mut())

@@ -19,6 +19,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
 use super::Shared;
+use super::linger::Lingering;
 use super::watch::{Answering, Socket, Verdict, Watch};
 
 /// What every HTTP/2 client sends first (RFC 9113, 3.4).
@@ -82,7 +83,8 @@ pub(super) async fn serve(
     let service = {
         let (shared, watch) = (shared.clone(), watch.clone());
         service_fn(move |request: Request<Incoming>| {
-            let (shared, open) = (shared.clone(), watch.begin());
+            let (shared, open) = (shared.clone(), Arc::new(watch.begin()));
+            let request = request.map(|body| Lingering::new(body, open.clone(), shared.tasks.clone()));
             async move {
                 let answer = shared.dispatch(request, peer).await;
                 answer.map(|answer| answer.map(|body| Answering::new(body, open)))

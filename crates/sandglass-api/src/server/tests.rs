@@ -122,3 +122,21 @@ async fn shutdown_ends_upgraded_connections() {
     assert_eq!(client.rest().await, "");
     ended(&mut served).await;
 }
+
+#[tokio::test]
+async fn an_answer_is_not_lost_by_a_client_that_still_sends() {
+    let served = Served::start().await;
+    let mut client = served.connect().await;
+    let head = "POST /v2/sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+                Transfer-Encoding: chunked\r\n\r\n";
+    client.send(head).await;
+    assert!(client.head().await[0].starts_with("HTTP/1.1 401"));
+    client.until("message").await;
+    // More than any buffer between the two holds: it is read, and then the connection serves the next request.
+    let chunk = format!("10000\r\n{}\r\n", "x".repeat(1 << 16));
+    for _ in 0..200 {
+        client.send(&chunk).await;
+    }
+    client.send("0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+    client.until("HTTP/1.1 204").await;
+}

@@ -137,11 +137,11 @@ impl Drop for Open {
 /// The body of an answer; the request is open as long as it lives.
 pub(super) struct Answering {
     inner: Body,
-    _open: Open,
+    _open: Arc<Open>,
 }
 
 impl Answering {
-    pub(super) const fn new(inner: Body, open: Open) -> Self {
+    pub(super) const fn new(inner: Body, open: Arc<Open>) -> Self {
         Self { inner, _open: open }
     }
 }

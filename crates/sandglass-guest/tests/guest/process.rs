@@ -269,18 +269,25 @@ async fn what_e2b_s_client_sends_is_understood_byte_by_byte() {
     body.extend(message);
     let headers = "Content-Type: application/connect+json\r\nConnect-Protocol-Version: 1\r\n\
                    Connect-Accept-Encoding: identity\r\nKeepalive-Ping-Interval: 50\r\n";
-    let reply = http(agent.api, "POST", "/process.Process/Start", headers, &body);
-    assert_eq!(reply.status, 200);
-    assert!(reply.head.contains("content-type: application/connect+json"), "{}", reply.head);
-    let mut rest = reply.body.as_slice();
-    let mut events = Vec::new();
-    while let Some((head, after)) = rest.split_at_checked(5) {
-        let len = usize::try_from(u32::from_be_bytes(head[1..].try_into().unwrap())).unwrap();
-        events.push((head[0], String::from_utf8(after[..len].to_vec()).unwrap()));
-        rest = &after[len..];
-    }
+    let start = |more: &str| {
+        let reply = http(agent.api, "POST", "/process.Process/Start", &format!("{headers}{more}"), &body);
+        assert_eq!(reply.status, 200);
+        assert!(reply.head.contains("content-type: application/connect+json"), "{}", reply.head);
+        let mut rest = reply.body.as_slice();
+        let mut events = Vec::new();
+        while let Some((head, after)) = rest.split_at_checked(5) {
+            let len = usize::try_from(u32::from_be_bytes(head[1..].try_into().unwrap())).unwrap();
+            events.push((head[0], String::from_utf8(after[..len].to_vec()).unwrap()));
+            rest = &after[len..];
+        }
+        events
+    };
+    let events = start("");
     assert!(events[0].1.starts_with(r#"{"event":{"start":{"pid":"#), "{events:?}");
     assert_eq!(events[1], (0, r#"{"event":{"data":{"stdout":"aGkK"}}}"#.into()));
     assert_eq!(events[2], (0, r#"{"event":{"end":{"exited":true,"status":"exit status 0"}}}"#.into()));
     assert_eq!(events[3], (2, "{}".into()));
+    // Base64 of "stranger:". A refusal is the end of a stream, too: the JavaScript client reads no other.
+    let refusal = r#"{"error":{"code":"unauthenticated","message":"invalid username: 'stranger'"}}"#;
+    assert_eq!(start("Authorization: Basic c3RyYW5nZXI6\r\n"), [(2, refusal.into())]);
 }
