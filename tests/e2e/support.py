@@ -9,10 +9,14 @@ import signal
 import subprocess
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("SANDGLASS_PROGRAM", str(ROOT / "target/release/sandglass"))
+
+# The user stories are told with two SDKs: the newest one, and the last one with the first generation of endpoints.
+OLD_SDK = version("e2b") == "2.45.1"
 
 # The first start on a machine prepares the template, which downloads packages.
 READY_WITHIN = 600

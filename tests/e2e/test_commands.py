@@ -83,6 +83,7 @@ def test_stdin_ends_when_closed(sandbox):
     assert handle.wait().stdout.strip() == "7"
 
 
+@pytest.mark.newest_sdk("it has no `stream_input`")
 def test_streamed_stdin(sandbox):
     handle = sandbox.commands.run("sha256sum", background=True, stdin=True)
     chunk = bytes(range(256)) * 256
@@ -191,6 +192,7 @@ def test_many_at_once(sandbox):
     assert [handle.wait().stdout for handle in handles] == [f"{n}\n" for n in range(20)]
 
 
+@pytest.mark.alone
 def test_a_login_shell_starts_quickly(sandbox):
     """The profile starts no process: otherwise each command would pay for it."""
     times = []

@@ -3,15 +3,21 @@
 import datetime
 import re
 import threading
-import time
 import uuid
 
 import httpx
 import pytest
 from conftest import pages
-from e2b import AuthenticationException, NotFoundException, Sandbox, SandboxException, SandboxQuery
+from e2b import (
+    AuthenticationException,
+    NotFoundException,
+    Sandbox,
+    SandboxException,
+    SandboxQuery,
+    TimeoutException,
+)
 from e2b.exceptions import SandboxNotFoundException
-from support import until
+from support import OLD_SDK, until
 
 
 def now():
@@ -73,16 +79,28 @@ def test_a_command_that_runs_when_the_sandbox_is_killed_says_so(fresh):
     handle = fresh.commands.run("sleep 60", background=True)
     killer = threading.Thread(target=fresh.kill)
     killer.start()
-    with pytest.raises(Exception, match="killed or reached its end of life"):
+    # The old SDK sees the same, but over HTTP/1.1 it only guesses.
+    words = "likely due to sandbox timeout" if OLD_SDK else "killed or reached its end of life"
+    with pytest.raises(TimeoutException, match=words):
         handle.wait()
     killer.join()
 
 
+def test_a_download_is_not_complete_when_the_sandbox_is_killed(fresh):
+    fresh.commands.run("truncate -s 1G /tmp/endless")
+    parts = fresh.files.read("/tmp/endless", format="stream")
+    assert len(next(parts)) > 0
+    assert fresh.kill()
+    with pytest.raises(Exception):
+        for _ in parts:
+            pass
+
+
 def test_timeout_fires_on_time(server):
-    sandbox = Sandbox.create(timeout=2)
-    started = time.monotonic()
-    until(lambda: not sandbox.is_running(), within=5, what="the end of the sandbox")
-    assert 1 < time.monotonic() - started < 4
+    sandbox = Sandbox.create(timeout=4)
+    end = sandbox.get_info().end_at
+    until(lambda: not sandbox.is_running(), within=8, what="the end of the sandbox")
+    assert now() >= end, "it ended too early"
     with pytest.raises(SandboxNotFoundException):
         sandbox.get_info()
     until(lambda: sandbox.kill() is False, what="no sandbox to kill")
@@ -138,7 +156,7 @@ def test_sdk_sees_the_refusals(server):
     with pytest.raises(SandboxException, match="404"):
         Sandbox.create("no-such-template")
     with pytest.raises(SandboxException, match="400"):
-        Sandbox.create(timeout=0)
+        Sandbox.create(timeout=-1)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"timeout": 5}', b'{"templateID": 5}'])
@@ -240,6 +258,7 @@ def test_listing_pages_in_order_and_filters(api, server):
             sandbox.kill()
 
 
+@pytest.mark.newest_sdk("it has no `idempotency_key`")
 def test_the_same_idempotency_key_creates_once(api, server):
     key = str(uuid.uuid4())
     tag = {"tag": key}

@@ -66,6 +66,7 @@ def test_wall_clock_ends_a_busy_sandbox(server):
     assert time.monotonic() - started < 7
 
 
+@pytest.mark.alone
 def test_fork_bomb_and_busy_loops_leave_the_agent_answering(server, fresh):
     """`/health` within 250 ms once the bomb is seen, or the sandbox has ended and says why."""
     loops = "for i in 1 2 3 4; do (while :; do :; done) & done"

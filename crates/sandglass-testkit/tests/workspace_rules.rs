@@ -129,6 +129,26 @@ fn files_are_small_and_modules_are_named() {
     }
 }
 
+/// An example in Rust would want a run of its own to be checked; a test beside the code says the same.
+#[test]
+fn documentation_has_no_examples_that_nothing_runs() {
+    for (file, text) in sources() {
+        let mut inside = false;
+        let fences = text.lines().filter_map(|line| {
+            let line = line.trim_start();
+            line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))?.trim().strip_prefix("```")
+        });
+        for language in fences {
+            inside = !inside;
+            assert!(
+                !inside || ["text", "json", "sh", "toml"].contains(&language),
+                "{}: an example in {language:?}",
+                file.display()
+            );
+        }
+    }
+}
+
 #[test]
 fn banned_crates_stay_out() {
     let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();

@@ -1,0 +1,33 @@
+// What the SDK knows and this version lacks: refused in clear words, and never by a success that is none.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Sandbox, SandboxError, Secret, Template, Volume } from "e2b";
+import { failure, shared } from "./support.mjs";
+
+const box = shared();
+
+test("what is not built says so", async () => {
+  const { sandbox } = box;
+  const calls = {
+    pausing: () => sandbox.pause(),
+    snapshots: () => sandbox.createSnapshot(),
+    "listing snapshots": () => Sandbox.listSnapshots().nextItems(),
+    forking: () => sandbox.fork(),
+    metrics: () => Sandbox.getMetrics(sandbox.sandboxId),
+    "changing the network": () => sandbox.updateNetwork({ allowInternetAccess: false }),
+    templates: () => Template.exists("base"),
+    volumes: () => Volume.list(),
+    secrets: () => Secret.list().nextItems(),
+  };
+  for (const [what, call] of Object.entries(calls)) {
+    const error = await failure(Error, call());
+    assert.match(error.message, /not supported by this version of sandglass/, what);
+  }
+  assert.equal(await sandbox.isRunning(), true);
+});
+
+test("watching says so", async () => {
+  const error = await failure(SandboxError, box.sandbox.files.watchDir("/tmp", () => {}));
+  assert.match(error.message, /unimplemented.*not supported yet/);
+});
