@@ -346,7 +346,7 @@ def test_a_full_data_folder(place):
 
 
 def test_a_full_store(place):
-    """Everything is there already, and only the store has no room."""
+    """A server that has sandboxes to take up tries, also on a full disk, and its store has no room."""
     data = place / "data"
     mounted = place / "mounted"
     mounted.mkdir()
@@ -354,6 +354,7 @@ def test_a_full_store(place):
         pass
     before = (
         f"mount -t tmpfs -o mode=755,size=4m none {mounted}; cp -a {data} {mounted}/; rm {mounted}/data/serve/store.db*;"
+        f" mkdir -p {mounted}/data/host/sandboxes/left;"
         f" head -c 1G /dev/zero > {mounted}/filler 2>/dev/null || true"
     )
     assert_fails(serve(place, before=before, data="mounted/data"), 33, "full")

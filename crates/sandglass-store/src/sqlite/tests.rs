@@ -45,7 +45,7 @@ async fn a_full_disk_fails_a_verb_and_none_after_it() {
     let large = BTreeMap::from([("k".to_owned(), "v".repeat(60_000))]);
     let new = NewSandbox { metadata: large, ..sandbox_of(team, 0) };
     let error = store.insert_sandbox(&new).await.unwrap_err();
-    assert!(format!("{error:?}").contains("full"), "{error:?}");
+    assert!(matches!(error, StoreError::Full), "{error:?}");
     assert!(store.sandbox(&new.id).await.unwrap().is_none());
     store.insert_sandbox(&new).await.unwrap();
     assert_eq!(store.sandbox(&new.id).await.unwrap().unwrap().metadata, new.metadata);
