@@ -49,6 +49,24 @@ def children_of(pid: int) -> list[int]:
     ]
 
 
+class PeakMemory:
+    """How much the resident memory of processes of this machine rises at most, from here on."""
+
+    def __init__(self, *pids: int):
+        self.pids = pids
+        for pid in pids:
+            # 5 makes the kernel forget the highest resident size so far (proc_pid_clear_refs(5)).
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+        self.before = self._peaks()
+
+    def _peaks(self) -> dict[int, int]:
+        return {pid: int(status_of(pid)["VmHWM"].split()[0]) for pid in self.pids}
+
+    def rise(self) -> int:
+        """In MiB, of the process that rose most."""
+        return max(peak - self.before[pid] for pid, peak in self._peaks().items()) >> 10
+
+
 class Server:
     """`sandglass serve` on a data folder of its own. It can be killed and started again."""
 
@@ -69,6 +87,11 @@ class Server:
     def pid(self) -> int:
         assert self.process is not None
         return self.process.pid
+
+    @property
+    def halves(self) -> list[int]:
+        """The process that clients talk to, and the privileged one."""
+        return [self.pid, *children_of(self.pid)]
 
     @property
     def opts(self) -> dict:

@@ -1,12 +1,15 @@
 //! JSON request bodies: bounded in size and time, with errors that name the field.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use axum::extract::{FromRequest, Request};
 use bytes::Bytes;
 use http::StatusCode;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use serde::de::DeserializeOwned;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
 
 use crate::error::ApiError;
 
@@ -36,9 +39,61 @@ async fn read(request: Request) -> Result<Bytes, ApiError> {
     }
 }
 
+/// A JSON object. Derived code alone would also read an array, field by field.
+#[derive(Debug)]
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(Fields(PhantomData))
+    }
+}
+
+/// A number of seconds: whole, of any size and sign, for its field to judge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seconds(pub(crate) i64);
+
+impl<'de> Deserialize<'de> for Seconds {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Whole;
+
+        impl Visitor<'_> for Whole {
+            type Value = Seconds;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number of seconds")
+            }
+
+            fn visit_i64<E>(self, seconds: i64) -> Result<Seconds, E> {
+                Ok(Seconds(seconds))
+            }
+
+            fn visit_u64<E>(self, seconds: u64) -> Result<Seconds, E> {
+                Ok(Seconds(i64::try_from(seconds).unwrap_or(i64::MAX)))
+            }
+        }
+
+        deserializer.deserialize_i64(Whole)
+    }
+}
+
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut reader = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut reader)
+    let Object(value) = serde_path_to_error::deserialize(&mut reader)
         .map_err(|error| ApiError::invalid(format!("invalid request body: {error}")))?;
     reader.end().map_err(|error| ApiError::invalid(format!("invalid request body: {error}")))?;
     Ok(value)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{RawQuery, State};
 use axum::response::Response;
 use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::{Feature, Isolation};
@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 
 use crate::auth::Caller;
 use crate::e2b::list;
-use crate::e2b::routes::sandbox_id;
+use crate::e2b::routes::Named;
 use crate::error::{ApiError, ErrorBody};
 use crate::page;
 use crate::query::Query;
@@ -201,9 +201,8 @@ async fn list_native(
 async fn get_native(
     State(state): State<ApiState>,
     caller: Caller,
-    Path(id): Path<String>,
+    Named(id): Named,
 ) -> Result<axum::Json<SandboxDetailView>, ApiError> {
-    let id = sandbox_id(&id)?;
     let row = state.backend.sandbox(caller.0, &id).await?;
     let events = state.backend.events(caller.0, &id).await?;
     let usage = state.backend.stats(caller.0, &id).await.ok().map(|stats| UsageView {

@@ -1,6 +1,7 @@
 //! Contents of files, streamed both ways over plain HTTP.
 
 mod download;
+mod paced;
 mod range;
 mod upload;
 
@@ -12,7 +13,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::Extension;
 use axum::extract::{Query, Request, State};
 use axum::response::Response;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode, Uri};
+use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
 use crate::agent::Agent;
@@ -28,11 +30,25 @@ const CHUNK: usize = 256 * 1024;
 
 /// The query of both directions.
 #[derive(Debug, Deserialize)]
-pub(crate) struct FileQuery {
+struct FileQuery {
     path: Option<String>,
     username: Option<String>,
     signature: Option<String>,
     signature_expiration: Option<i64>,
+}
+
+impl FileQuery {
+    /// Reads it from a request's URI.
+    ///
+    /// # Errors
+    /// It is malformed, or no text: a path must not become another one on its way.
+    fn parse(uri: &Uri) -> Result<Self, Refusal> {
+        let malformed = |why: String| Refusal::new(StatusCode::BAD_REQUEST, format!("invalid query: {why}"));
+        percent_decode_str(uri.query().unwrap_or(""))
+            .decode_utf8()
+            .map_err(|_| malformed("it is not UTF-8".into()))?;
+        Query::try_from_uri(uri).map(|Query(query)| query).map_err(|error| malformed(error.body_text()))
+    }
 }
 
 /// A refusal that is answered as it is.
@@ -56,7 +72,8 @@ impl From<PathError> for Refusal {
             PathError::NotADirectory(_) | PathError::Invalid(_) | PathError::Loop(_) => {
                 Self::new(StatusCode::BAD_REQUEST, error.to_string())
             }
-            PathError::Magic(_) => Self::new(StatusCode::FORBIDDEN, error.to_string()),
+            PathError::Changed(_) => Self::new(StatusCode::CONFLICT, error.to_string()),
+            PathError::Magic(_) | PathError::Denied(_) => Self::new(StatusCode::FORBIDDEN, error.to_string()),
             PathError::Io { errno, .. } => Self::io(&error.to_string(), *errno),
         }
     }
@@ -71,9 +88,10 @@ impl Refusal {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "not enough disk space available")
             }
             Errno::NOENT => Self::new(StatusCode::NOT_FOUND, format!("{step}: {errno}")),
-            Errno::ISDIR | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::TXTBSY => {
+            Errno::ISDIR | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::TXTBSY | Errno::NXIO => {
                 Self::new(StatusCode::BAD_REQUEST, format!("{step}: {errno}"))
             }
+            Errno::EXIST => Self::new(StatusCode::CONFLICT, format!("{step}: {errno}")),
             Errno::ACCESS | Errno::PERM | Errno::ROFS => {
                 Self::new(StatusCode::FORBIDDEN, format!("{step}: {errno}"))
             }
@@ -132,12 +150,14 @@ impl Access {
 pub(crate) async fn download(
     State(agent): State<Arc<Agent>>,
     Extension(settings): Extension<Arc<Settings>>,
-    Query(query): Query<FileQuery>,
+    uri: Uri,
     method: Method,
     headers: HeaderMap,
 ) -> Response {
-    let result = match Access::new(agent, settings, &query, &headers, "read") {
-        Ok(access) => download::serve(access, query.path.unwrap_or_default(), method, headers).await,
+    let admitted = FileQuery::parse(&uri)
+        .and_then(|query| Ok((Access::new(agent, settings, &query, &headers, "read")?, query.path)));
+    let result = match admitted {
+        Ok((access, path)) => download::serve(access, path.unwrap_or_default(), method, headers).await,
         Err(refusal) => Err(refusal),
     };
     result.unwrap_or_else(Refusal::into_response)
@@ -147,11 +167,13 @@ pub(crate) async fn download(
 pub(crate) async fn upload(
     State(agent): State<Arc<Agent>>,
     Extension(settings): Extension<Arc<Settings>>,
-    Query(query): Query<FileQuery>,
     request: Request,
 ) -> Response {
-    let result = match Access::new(agent, settings, &query, request.headers(), "write") {
-        Ok(access) => upload::receive(access, query.path, request, &mut HashSet::new()).await,
+    let admitted = FileQuery::parse(request.uri()).and_then(|query| {
+        Ok((Access::new(agent, settings, &query, request.headers(), "write")?, query.path))
+    });
+    let result = match admitted {
+        Ok((access, path)) => upload::receive(access, path, request, &mut HashSet::new()).await,
         Err(refusal) => Err(refusal),
     };
     result.unwrap_or_else(Refusal::into_response)

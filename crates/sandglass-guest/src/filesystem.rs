@@ -20,8 +20,9 @@ use sandglass_proto::services::filesystem::{
 };
 
 use crate::agent::Agent;
+use crate::exec::Identity;
 use crate::http::context;
-use crate::path::{self, Owner, PathError, Walk, borrow, file_type, resolve};
+use crate::path::{self, PathError, Purpose, Walk, borrow, file_type, resolve};
 use crate::process::absolute;
 use crate::users::{User, Users};
 
@@ -37,7 +38,8 @@ impl From<PathError> for ConnectError {
             PathError::NotFound(_) => ErrorCode::NotFound,
             PathError::NotADirectory(_) | PathError::Invalid(_) => ErrorCode::InvalidArgument,
             PathError::Loop(_) => ErrorCode::FailedPrecondition,
-            PathError::Magic(_) => ErrorCode::PermissionDenied,
+            PathError::Changed(_) => ErrorCode::Aborted,
+            PathError::Magic(_) | PathError::Denied(_) => ErrorCode::PermissionDenied,
             PathError::Io { errno, .. } => code(*errno),
         };
         match &error {
@@ -73,8 +75,8 @@ struct Call {
 }
 
 impl Call {
-    const fn owner(&self) -> Owner {
-        Owner { uid: self.user.identity.uid, gid: self.user.identity.gid }
+    const fn identity(&self) -> &Identity {
+        &self.user.identity
     }
 
     /// Describes what is at `path` now.
@@ -96,19 +98,22 @@ impl Call {
             }
             None => {}
         }
-        let walk = Walk { follow_last: true, make_parents: Some(self.owner()), make_last: true };
+        let walk = Walk { follow_last: true, purpose: Purpose::MakeAll(self.identity()) };
         resolve(borrow(&self.root), path, walk)?;
         self.entry(path)
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<EntryInfo, ConnectError> {
-        let source = resolve(borrow(&self.root), from, Walk::NO_FOLLOW)?;
+        let walk = Walk { follow_last: false, purpose: Purpose::Change(self.identity()) };
+        let source = resolve(borrow(&self.root), from, walk)?;
         source.existing()?;
-        let walk = Walk { follow_last: false, make_parents: Some(self.owner()), make_last: false };
+        let walk = Walk { purpose: Purpose::MakeParents(self.identity()), ..walk };
         let destination = resolve(borrow(&self.root), to, walk)?;
         if source.is_self() || destination.is_self() {
             return Err(ConnectError::invalid_argument("the root directory can't be moved or replaced"));
         }
+        source.check_entry(self.identity())?;
+        destination.check_entry(self.identity())?;
         rustix::fs::renameat(&source.dir, source.name(), &destination.dir, destination.name())
             .map_err(|errno| failed("moving", from, errno))?;
         self.entry(to)
@@ -124,13 +129,15 @@ impl Call {
     }
 
     fn remove(&self, path: &str) -> Result<(), ConnectError> {
-        let place = match resolve(borrow(&self.root), path, Walk::NO_FOLLOW) {
+        let walk = Walk { follow_last: false, purpose: Purpose::Change(self.identity()) };
+        let place = match resolve(borrow(&self.root), path, walk) {
             Err(PathError::NotFound(_)) => return Ok(()),
             other => other?,
         };
         if place.is_self() {
             return Err(ConnectError::invalid_argument("the root directory can't be removed"));
         }
+        place.check_entry(self.identity())?;
         match &place.stat {
             None => Ok(()),
             Some(stat) if file_type(stat) == Kind::Directory => tree::remove(&place, path),

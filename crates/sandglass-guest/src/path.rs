@@ -2,7 +2,9 @@
 //! links meanwhile can lead the agent, which is root, to another place than the one that was checked.
 //!
 //! Links are read and followed here, never by the kernel. Those of `/proc` are not followed at all: they lead
-//! into other processes, the agent included, and not to a path.
+//! into other processes, the agent included, and not to a path. Behind a link that someone else than root made, a
+//! client changes only what the user that it names could change: whoever put the link there must not get more done
+//! than that.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr};
@@ -12,6 +14,8 @@ use std::os::unix::ffi::OsStrExt as _;
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
+
+use crate::exec::Identity;
 
 /// Upper bound for a path, in bytes, as the kernel has it.
 pub(crate) const MAX_PATH: usize = 4096;
@@ -46,6 +50,12 @@ pub(crate) enum PathError {
     /// It leads through a link of `/proc`.
     #[error("'{0}' is a link into another process, which is not followed")]
     Magic(String),
+    /// It was a link when it was looked at, and then it was not.
+    #[error("'{0}' was changed meanwhile; try again")]
+    Changed(String),
+    /// A link leads to what the user may not change or reach.
+    #[error("a link leads to '{0}', for which the user has no permission")]
+    Denied(String),
     /// The kernel refused.
     #[error("accessing '{path}' failed")]
     Io {
@@ -68,33 +78,71 @@ pub(crate) struct Place {
     pub path: String,
     /// What it is, not following a link; `None` if there is nothing.
     pub stat: Option<Stat>,
+    /// Whether a link that someone else than root made led here.
+    pub led: bool,
 }
 
-/// Who owns directories that are made on the way.
+/// What is done where a path leads, and for whom.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Owner {
-    /// User id.
-    pub uid: u32,
-    /// Group id.
-    pub gid: u32,
+pub(crate) enum Purpose<'a> {
+    /// It is looked at.
+    Look,
+    /// It is changed.
+    Change(&'a Identity),
+    /// It is changed; missing directories on the way are made for the user.
+    MakeParents(&'a Identity),
+    /// As [`Self::MakeParents`], and so is the last one.
+    MakeAll(&'a Identity),
+}
+
+impl<'a> Purpose<'a> {
+    const fn changer(self) -> Option<&'a Identity> {
+        match self {
+            Self::Look => None,
+            Self::Change(user) | Self::MakeParents(user) | Self::MakeAll(user) => Some(user),
+        }
+    }
+
+    /// For whom a missing component is made.
+    const fn maker(self, last: bool) -> Option<&'a Identity> {
+        match self {
+            Self::MakeAll(user) => Some(user),
+            Self::MakeParents(user) if !last => Some(user),
+            _ => None,
+        }
+    }
 }
 
 /// How to walk.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Walk {
+pub(crate) struct Walk<'a> {
     /// Whether a link at the very end is followed.
     pub follow_last: bool,
-    /// Whether missing directories are made, and for whom; the last component is not.
-    pub make_parents: Option<Owner>,
-    /// Whether the last component is made too, as a directory.
-    pub make_last: bool,
+    /// What for.
+    pub purpose: Purpose<'a>,
 }
 
-impl Walk {
-    /// To what a path names in the end.
-    pub(crate) const FOLLOW: Self = Self { follow_last: true, make_parents: None, make_last: false };
-    /// To the name itself, which may be a link.
-    pub(crate) const NO_FOLLOW: Self = Self { follow_last: false, make_parents: None, make_last: false };
+impl Walk<'_> {
+    /// To look at what a path names in the end.
+    pub(crate) const FOLLOW: Self = Self { follow_last: true, purpose: Purpose::Look };
+    /// To look at the name itself, which may be a link.
+    pub(crate) const NO_FOLLOW: Self = Self { follow_last: false, purpose: Purpose::Look };
+}
+
+const READ_WRITE_SEARCH: u32 = 0o7;
+const WRITE: u32 = 0o2;
+const SEARCH: u32 = 0o1;
+
+/// Whether the mode of a file gives a user all of the `wanted` rights.
+fn permits(stat: &Stat, user: &Identity, wanted: u32) -> bool {
+    let class = if stat.st_uid == user.uid {
+        6
+    } else if stat.st_gid == user.gid || user.groups.contains(&stat.st_gid) {
+        3
+    } else {
+        0
+    };
+    user.uid == 0 || (stat.st_mode >> class) & READ_WRITE_SEARCH & wanted == wanted
 }
 
 /// Takes `.`, `..` and doubled slashes out of an absolute path, without looking at the file system. That is what
@@ -148,11 +196,14 @@ fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = Vec<u8>> + '_ {
 
 struct Walker<'a> {
     root: BorrowedFd<'a>,
+    purpose: Purpose<'a>,
     dir: OwnedFd,
     /// Where `dir` is.
     at: Vec<Vec<u8>>,
     pending: VecDeque<Vec<u8>>,
     links: usize,
+    /// As in [`Place`].
+    led: bool,
 }
 
 impl Walker<'_> {
@@ -170,6 +221,13 @@ impl Walker<'_> {
         }
     }
 
+    /// Refuses to go on in a directory to which a link led, if the user does not have the `wanted` rights there.
+    fn check(&self, wanted: u32) -> Result<(), PathError> {
+        let Some(user) = self.purpose.changer().filter(|_| self.led) else { return Ok(()) };
+        let stat = rustix::fs::fstat(&self.dir).map_err(self.io(b"."))?;
+        if permits(&stat, user, wanted) { Ok(()) } else { Err(PathError::Denied(lossy(&self.at, None))) }
+    }
+
     fn enter(&mut self, name: Vec<u8>) -> Result<(), PathError> {
         let next = rustix::fs::openat(&self.dir, OsStr::from_bytes(&name), DIR_FLAGS, Mode::empty());
         self.dir = match next {
@@ -181,7 +239,8 @@ impl Walker<'_> {
         Ok(())
     }
 
-    fn follow(&mut self, name: &[u8]) -> Result<(), PathError> {
+    fn follow(&mut self, name: &[u8], link: &Stat) -> Result<(), PathError> {
+        self.led |= link.st_uid != 0;
         self.links += 1;
         if self.links > MAX_LINKS {
             return Err(PathError::Loop(self.here(name)));
@@ -190,8 +249,10 @@ impl Walker<'_> {
         if system.f_type == PROC_SUPER_MAGIC {
             return Err(PathError::Magic(self.here(name)));
         }
-        let target =
-            rustix::fs::readlinkat(&self.dir, OsStr::from_bytes(name), Vec::new()).map_err(self.io(name))?;
+        let target = match rustix::fs::readlinkat(&self.dir, OsStr::from_bytes(name), Vec::new()) {
+            Err(Errno::INVAL) => return Err(PathError::Changed(self.here(name))),
+            other => other.map_err(self.io(name))?,
+        };
         let target = target.as_bytes();
         if target.is_empty() || target.len() > MAX_PATH {
             return Err(PathError::Invalid("the target of a link is too long"));
@@ -207,7 +268,8 @@ impl Walker<'_> {
         Ok(())
     }
 
-    fn make(&self, name: &[u8], owner: Owner) -> Result<(), PathError> {
+    fn make(&self, name: &[u8], owner: &Identity) -> Result<(), PathError> {
+        self.check(WRITE)?;
         let name = OsStr::from_bytes(name);
         match rustix::fs::mkdirat(&self.dir, name, Mode::from_raw_mode(0o755)) {
             // Someone else was faster.
@@ -237,12 +299,20 @@ fn look(dir: &OwnedFd, name: &[u8]) -> Result<Option<Stat>, Errno> {
 ///
 /// # Errors
 /// As [`PathError`] says. That nothing has the last name is none of them.
-pub(crate) fn resolve(root: BorrowedFd<'_>, path: &str, walk: Walk) -> Result<Place, PathError> {
+pub(crate) fn resolve(root: BorrowedFd<'_>, path: &str, walk: Walk<'_>) -> Result<Place, PathError> {
     let path = clean(path)?;
     let dir = root.try_clone_to_owned().map_err(|_| PathError::Invalid("no descriptors are left"))?;
-    let mut walker =
-        Walker { root, dir, at: Vec::new(), pending: components(path.as_bytes()).collect(), links: 0 };
+    let mut walker = Walker {
+        root,
+        purpose: walk.purpose,
+        dir,
+        at: Vec::new(),
+        pending: components(path.as_bytes()).collect(),
+        links: 0,
+        led: false,
+    };
     while let Some(name) = walker.pending.pop_front() {
+        walker.check(SEARCH)?;
         if name == b".." {
             // Only links hold these. Above the root is the root.
             if walker.at.is_empty() {
@@ -258,21 +328,19 @@ pub(crate) fn resolve(root: BorrowedFd<'_>, path: &str, walk: Walk) -> Result<Pl
         }
         let last = walker.pending.is_empty();
         let mut stat = look(&walker.dir, &name).map_err(walker.io(&name))?;
-        if let (None, Some(owner)) = (&stat, walk.make_parents)
-            && (!last || walk.make_last)
-        {
+        if let (None, Some(owner)) = (&stat, walk.purpose.maker(last)) {
             walker.make(&name, owner)?;
             stat = look(&walker.dir, &name).map_err(walker.io(&name))?;
         }
-        let is_link = stat.as_ref().is_some_and(|stat| file_type(stat) == FileType::Symlink);
-        if is_link && (!last || walk.follow_last) {
-            walker.follow(&name)?;
+        let link = stat.as_ref().filter(|stat| file_type(stat) == FileType::Symlink);
+        if let Some(link) = link.filter(|_| !last || walk.follow_last) {
+            walker.follow(&name, link)?;
             continue;
         }
         if last {
             let path = walker.here(&name);
             let name = CString::new(name).map_err(|_| PathError::Invalid("it contains a NUL byte"))?;
-            return Ok(Place { dir: walker.dir, name, path, stat });
+            return Ok(Place { dir: walker.dir, name, path, stat, led: walker.led });
         }
         if stat.is_none() {
             return Err(PathError::NotFound(walker.here(&name)));
@@ -280,7 +348,7 @@ pub(crate) fn resolve(root: BorrowedFd<'_>, path: &str, walk: Walk) -> Result<Pl
         walker.enter(name)?;
     }
     let stat = look(&walker.dir, b".").map_err(walker.io(b"."))?;
-    Ok(Place { path: lossy(&walker.at, None), dir: walker.dir, name: c".".into(), stat })
+    Ok(Place { path: lossy(&walker.at, None), dir: walker.dir, name: c".".into(), stat, led: walker.led })
 }
 
 impl Place {
@@ -300,6 +368,33 @@ impl Place {
     pub(crate) fn open(&self, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         let guard = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         rustix::fs::openat(&self.dir, &self.name, flags | guard, mode)
+    }
+
+    /// Refuses what the user could not do: to make, rename or remove the name in its directory.
+    ///
+    /// # Errors
+    /// [`PathError::Denied`], and that only where a link led.
+    pub(crate) fn check_entry(&self, user: &Identity) -> Result<(), PathError> {
+        if !self.led {
+            return Ok(());
+        }
+        let dir =
+            rustix::fs::fstat(&self.dir).map_err(|errno| PathError::Io { path: self.path.clone(), errno })?;
+        // In a sticky directory, as `/tmp`, everyone may make names and only their owners may take them away.
+        let kept = dir.st_mode & libc::S_ISVTX != 0
+            && dir.st_uid != user.uid
+            && self.stat.as_ref().is_some_and(|stat| stat.st_uid != user.uid);
+        let allowed = permits(&dir, user, WRITE | SEARCH) && (!kept || user.uid == 0);
+        if allowed { Ok(()) } else { Err(PathError::Denied(self.path.clone())) }
+    }
+
+    /// Refuses to write to an opened file that the user could not write to.
+    ///
+    /// # Errors
+    /// [`PathError::Denied`], and that only where a link led.
+    pub(crate) fn check_file(&self, stat: &Stat, user: &Identity) -> Result<(), PathError> {
+        let allowed = !self.led || permits(stat, user, WRITE);
+        if allowed { Ok(()) } else { Err(PathError::Denied(self.path.clone())) }
     }
 
     /// Whether writing there talks to the kernel and not to a disk.

@@ -9,13 +9,14 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
 
+use crate::body::{Object, Seconds};
 use crate::error::ApiError;
 
 /// How long a sandbox of `POST /v2/sandboxes` lives if the client does not say, in seconds.
-const DEFAULT_TIMEOUT_V2: i64 = 300;
+const DEFAULT_TIMEOUT_V2: Seconds = Seconds(300);
 
 /// How long a sandbox of `POST /sandboxes` lives if the client does not say, in seconds.
-const DEFAULT_TIMEOUT_V1: i64 = 15;
+const DEFAULT_TIMEOUT_V1: Seconds = Seconds(15);
 
 /// Which create endpoint a request came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +35,8 @@ pub(crate) struct NewSandbox {
     #[serde(rename = "templateID")]
     template_id: String,
     /// Lifetime in seconds.
-    timeout: Option<i64>,
+    #[schema(value_type = Option<i64>)]
+    timeout: Option<Seconds>,
     /// v1 only: whether the guest API wants an access token.
     secure: Option<bool>,
     metadata: Option<BTreeMap<String, String>>,
@@ -48,16 +50,17 @@ pub(crate) struct NewSandbox {
     /// Only with `autoPause`.
     auto_pause_memory: Option<bool>,
     /// Only `{"enabled":false}`.
-    auto_resume: Option<AutoResume>,
+    #[schema(value_type = Option<AutoResume>)]
+    auto_resume: Option<Object<AutoResume>>,
     /// Only what a sealed sandbox fulfils anyway.
     #[schema(value_type = Option<Object>)]
-    network: Option<Network>,
+    network: Option<Object<Network>>,
     /// Only `null`.
     #[schema(value_type = Option<Object>)]
     mcp: Option<Value>,
     /// Only without `tokens`.
     #[schema(value_type = Option<Object>)]
-    iam: Option<Iam>,
+    iam: Option<Object<Iam>>,
     /// Only empty.
     #[schema(value_type = Option<Vec<Object>>)]
     volume_mounts: Option<Vec<Value>>,
@@ -134,15 +137,15 @@ impl NewSandbox {
         }
         let asked = [
             ("autoPause", auto_pause),
-            ("autoResume", self.auto_resume.is_some_and(|resume| resume.enabled == Some(true))),
+            ("autoResume", self.auto_resume.is_some_and(|Object(resume)| resume.enabled == Some(true))),
             ("mcp", self.mcp.is_some()),
-            ("iam", self.iam.and_then(|iam| iam.tokens).is_some_and(|tokens| !tokens.is_empty())),
+            ("iam", self.iam.and_then(|Object(iam)| iam.tokens).is_some_and(|tokens| !tokens.is_empty())),
             ("volumeMounts", self.volume_mounts.is_some_and(|mounts| !mounts.is_empty())),
         ];
         if let Some((field, _)) = asked.into_iter().find(|(_, asked)| *asked) {
             return Err(unsupported(field));
         }
-        if let Some(field) = self.network.as_ref().and_then(Network::unsupported) {
+        if let Some(field) = self.network.as_ref().and_then(|Object(network)| network.unsupported()) {
             return Err(unsupported(field));
         }
         let default_timeout = match face {
@@ -164,7 +167,7 @@ impl NewSandbox {
 ///
 /// # Errors
 /// 400 for zero and less.
-pub(crate) fn positive_seconds(seconds: i64) -> Result<Duration, ApiError> {
+pub(crate) fn positive_seconds(Seconds(seconds): Seconds) -> Result<Duration, ApiError> {
     match u64::try_from(seconds) {
         Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
         _ => Err(ApiError::invalid("timeout must be greater than 0 seconds")),

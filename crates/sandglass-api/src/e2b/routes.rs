@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{FromRequestParts, Path, RawQuery, State};
 use axum::response::{IntoResponse, Response};
+use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use sandglass_control::CreateSandbox;
 use sandglass_store::{IdempotencyKey, ListFilter, Order};
@@ -17,7 +18,7 @@ use super::create::{Accepted, Face, NewSandbox, positive_seconds};
 use super::list;
 use super::wire::{ListedSandbox, Sandbox, SandboxDetail};
 use crate::auth::Caller;
-use crate::body::{Json, OptionalJson};
+use crate::body::{Json, OptionalJson, Seconds};
 use crate::error::{ApiError, ErrorBody};
 use crate::page;
 use crate::query::{Query, metadata_filter};
@@ -29,10 +30,10 @@ pub(crate) const WARNING: HeaderName = HeaderName::from_static("x-sandglass-warn
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// How long a connect extends a sandbox's life if the client does not say, in seconds.
-const DEFAULT_CONNECT: i64 = 300;
+const DEFAULT_CONNECT: Seconds = Seconds(300);
 
 /// How long a refresh extends it if the client does not say, in seconds.
-const DEFAULT_REFRESH: i64 = 15;
+const DEFAULT_REFRESH: Seconds = Seconds(15);
 
 /// Longest extension of one refresh, in seconds.
 const MAX_REFRESH: i64 = 3600;
@@ -54,12 +55,30 @@ pub(crate) fn router() -> OpenApiRouter<ApiState> {
         .routes(routes!(health))
 }
 
+/// The sandbox that a path names.
+#[derive(Debug)]
+pub(crate) struct Named(pub(crate) SandboxId);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        // What can't be decoded is refused here, or it would be in words of the framework's.
+        let text = Path::<String>::from_request_parts(parts, state).await.map_err(|_| no_id())?;
+        sandbox_id(&text).map(Self)
+    }
+}
+
+fn no_id() -> ApiError {
+    ApiError::invalid("Invalid sandbox ID")
+}
+
 /// Reads an id from a path: old clients append `-` and a client id. Text that could be an id of some server but
 /// not of this one names nothing.
-pub(crate) fn sandbox_id(text: &str) -> Result<SandboxId, ApiError> {
+fn sandbox_id(text: &str) -> Result<SandboxId, ApiError> {
     let id = text.split('-').next().unwrap_or("");
     if id.is_empty() || !id.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
-        return Err(ApiError::invalid("Invalid sandbox ID"));
+        return Err(no_id());
     }
     id.parse().map_err(|_| {
         let shown: String = id.chars().take(64).collect();
@@ -202,9 +221,9 @@ async fn list_v1(
 async fn get_sandbox(
     State(state): State<ApiState>,
     caller: Caller,
-    Path(id): Path<String>,
+    Named(id): Named,
 ) -> Result<axum::Json<SandboxDetail>, ApiError> {
-    let row = state.backend.sandbox(caller.0, &sandbox_id(&id)?).await?;
+    let row = state.backend.sandbox(caller.0, &id).await?;
     Ok(axum::Json(SandboxDetail::new(row, state.backend.domain())))
 }
 
@@ -215,9 +234,9 @@ async fn get_sandbox(
 async fn delete_sandbox(
     State(state): State<ApiState>,
     caller: Caller,
-    Path(id): Path<String>,
+    Named(id): Named,
 ) -> Result<StatusCode, ApiError> {
-    state.backend.kill(caller.0, &sandbox_id(&id)?).await?;
+    state.backend.kill(caller.0, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -225,12 +244,13 @@ async fn delete_sandbox(
 #[derive(Debug, Deserialize, ToSchema)]
 struct SetTimeout {
     /// Seconds from now; 0 ends the sandbox now.
-    timeout: i64,
+    #[schema(value_type = i64)]
+    timeout: Seconds,
 }
 
 /// Seconds that may be zero.
-fn seconds(value: i64) -> Result<Duration, ApiError> {
-    u64::try_from(value)
+fn duration(Seconds(seconds): Seconds) -> Result<Duration, ApiError> {
+    u64::try_from(seconds)
         .map(Duration::from_secs)
         .map_err(|_| ApiError::invalid("timeout must not be negative"))
 }
@@ -243,10 +263,10 @@ fn seconds(value: i64) -> Result<Duration, ApiError> {
 async fn set_timeout(
     State(state): State<ApiState>,
     caller: Caller,
-    Path(id): Path<String>,
+    Named(id): Named,
     Json(body): Json<SetTimeout>,
 ) -> Result<StatusCode, ApiError> {
-    state.backend.set_timeout(caller.0, &sandbox_id(&id)?, seconds(body.timeout)?).await?;
+    state.backend.set_timeout(caller.0, &id, duration(body.timeout)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -254,7 +274,8 @@ async fn set_timeout(
 #[derive(Debug, Default, Deserialize, ToSchema)]
 struct Refresh {
     /// Seconds from now, 0 to 3600; 15 if absent.
-    duration: Option<i64>,
+    #[schema(value_type = Option<i64>)]
+    duration: Option<Seconds>,
 }
 
 #[utoipa::path(post, path = "/sandboxes/{id}/refreshes", tag = "e2b", params(("id" = String, Path)),
@@ -265,14 +286,14 @@ struct Refresh {
 async fn refresh(
     State(state): State<ApiState>,
     caller: Caller,
-    Path(id): Path<String>,
+    Named(id): Named,
     OptionalJson(body): OptionalJson<Refresh>,
 ) -> Result<StatusCode, ApiError> {
-    let duration = body.duration.unwrap_or(DEFAULT_REFRESH);
-    if !(0..=MAX_REFRESH).contains(&duration) {
+    let seconds = body.duration.unwrap_or(DEFAULT_REFRESH);
+    if !(0..=MAX_REFRESH).contains(&seconds.0) {
         return Err(ApiError::invalid("duration must be 0 to 3600 seconds"));
     }
-    state.backend.extend(caller.0, &sandbox_id(&id)?, seconds(duration)?).await?;
+    state.backend.extend(caller.0, &id, duration(seconds)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -280,16 +301,17 @@ async fn refresh(
 #[derive(Debug, Default, Deserialize, ToSchema)]
 struct Connect {
     /// Seconds from now; v2 takes 300 if absent, v1 wants it.
-    timeout: Option<i64>,
+    #[schema(value_type = Option<i64>)]
+    timeout: Option<Seconds>,
 }
 
 async fn connect(
     state: ApiState,
     team: TeamId,
-    id: &str,
-    timeout: i64,
+    id: &SandboxId,
+    timeout: Seconds,
 ) -> Result<axum::Json<Sandbox>, ApiError> {
-    let row = state.backend.extend(team, &sandbox_id(id)?, positive_seconds(timeout)?).await?;
+    let row = state.backend.extend(team, id, positive_seconds(timeout)?).await?;
     Ok(axum::Json(Sandbox::new(row, state.backend.domain())))
 }
 
@@ -301,7 +323,7 @@ async fn connect(
 async fn connect_v2(
     State(state): State<ApiState>,
     caller: Caller,
-    Path(id): Path<String>,
+    Named(id): Named,
     OptionalJson(body): OptionalJson<Connect>,
 ) -> Result<axum::Json<Sandbox>, ApiError> {
     connect(state, caller.0, &id, body.timeout.unwrap_or(DEFAULT_CONNECT)).await
@@ -315,7 +337,7 @@ async fn connect_v2(
 async fn connect_v1(
     State(state): State<ApiState>,
     caller: Caller,
-    Path(id): Path<String>,
+    Named(id): Named,
     Json(body): Json<Connect>,
 ) -> Result<axum::Json<Sandbox>, ApiError> {
     let timeout = body.timeout.ok_or_else(|| ApiError::invalid("timeout is missing"))?;

@@ -56,6 +56,12 @@ struct FailureBody<'a> {
     port: Option<u16>,
 }
 
+#[derive(Serialize)]
+struct UnroutableBody {
+    code: u16,
+    message: String,
+}
+
 /// Whether a person looks at the answer, and not a program or a script.
 pub(crate) fn is_navigation(headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("");
@@ -105,9 +111,12 @@ pub(crate) fn failed(failure: Failure, id: &str, navigation: bool) -> Response<B
     response
 }
 
-/// The answer to a request that can't be routed.
+/// The answer to a request that can't be routed: it may have been meant for the REST faces as well as for a sandbox,
+/// so it has the fields that both have.
 pub(crate) fn unroutable(reason: Unroutable) -> Response<Body> {
-    respond(StatusCode::BAD_REQUEST, "text/plain; charset=utf-8", reason.to_string())
+    let status = StatusCode::BAD_REQUEST;
+    let body = UnroutableBody { code: status.as_u16(), message: reason.to_string() };
+    respond(status, "application/json", serde_json::to_string(&body).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -139,7 +148,7 @@ mod tests {
         assert_eq!(text(failed(Failure::Busy, "abc", false)).await.0, 429);
         assert_eq!(
             text(unroutable(Unroutable::MissingPort)).await,
-            (400, "Missing header: E2b-Sandbox-Port".into())
+            (400, r#"{"code":400,"message":"Missing header: E2b-Sandbox-Port"}"#.into())
         );
     }
 

@@ -17,8 +17,9 @@ use rustix::fs::{FileType as Kind, Gid, Mode, OFlags, Uid};
 use serde::Serialize;
 use tokio_util::io::{ReaderStream, StreamReader};
 
+use super::paced::paced;
 use super::{Access, CHUNK, Refusal};
-use crate::path::{Owner, Walk, borrow, file_type, resolve};
+use crate::path::{Purpose, Walk, borrow, file_type, resolve};
 
 /// Bytes that are decompressed at once.
 const UNZIPPED: usize = 64 * 1024;
@@ -41,8 +42,8 @@ fn bad(message: impl Into<String>) -> Refusal {
 /// Opens or makes the file at a clean path, empties it, and gives it to the user.
 fn create(access: &Access, path: &str) -> Result<OwnedFd, Refusal> {
     let root = access.root()?;
-    let owner = Owner { uid: access.user.identity.uid, gid: access.user.identity.gid };
-    let walk = Walk { follow_last: true, make_parents: Some(owner), make_last: false };
+    let user = &access.user.identity;
+    let walk = Walk { follow_last: true, purpose: Purpose::MakeParents(user) };
     let place = resolve(borrow(&root), path, walk)?;
     let check = |stat: &rustix::fs::Stat| match file_type(stat) {
         Kind::RegularFile => Ok(()),
@@ -57,13 +58,29 @@ fn create(access: &Access, path: &str) -> Result<OwnedFd, Refusal> {
     if place.is_kernel_interface().map_err(refused)? {
         return Err(Refusal::new(StatusCode::FORBIDDEN, format!("'{path}' is no place for files")));
     }
-    let flags = OFlags::WRONLY | OFlags::CREATE;
-    let file = place.open(flags, Mode::from_raw_mode(0o644)).map_err(refused)?;
+    // Behind a link of a user's, whether it exists decides whose permission counts, so that must stay as it was.
+    let missing = place.stat.is_none();
+    let make = match (place.led, missing) {
+        (false, _) => OFlags::CREATE,
+        (true, true) => OFlags::CREATE | OFlags::EXCL,
+        (true, false) => OFlags::empty(),
+    };
+    if missing {
+        place.check_entry(user)?;
+    }
+    let file = place.open(OFlags::WRONLY | make, Mode::from_raw_mode(0o644)).map_err(refused)?;
     // What was opened may not be what was there before; only now it is safe to change it.
-    check(&rustix::fs::fstat(&file).map_err(refused)?)?;
+    let stat = rustix::fs::fstat(&file).map_err(refused)?;
+    check(&stat)?;
+    if !missing {
+        place.check_file(&stat, user)?;
+    }
     rustix::fs::ftruncate(&file, 0).map_err(refused)?;
-    rustix::fs::fchown(&file, Some(Uid::from_raw(owner.uid)), Some(Gid::from_raw(owner.gid)))
-        .map_err(refused)?;
+    // A file that a user may write to is not thereby the user's.
+    if missing || !place.led {
+        rustix::fs::fchown(&file, Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)))
+            .map_err(refused)?;
+    }
     Ok(file)
 }
 
@@ -159,10 +176,15 @@ async fn receive_form(
     seen: &mut HashSet<String>,
 ) -> Result<Vec<Written>, Refusal> {
     let unreadable = |error: &dyn std::fmt::Display| bad(format!("error parsing multipart form: {error}"));
+    let (request, unparsed) = paced(request);
     let mut form = Multipart::from_request(request, &()).await.map_err(|error| unreadable(&error))?;
     let mut written = Vec::new();
-    while let Some(field) = form.next_field().await.map_err(|error| unreadable(&error))? {
+    while let Some(mut field) = form.next_field().await.map_err(|error| unreadable(&error))? {
+        unparsed.clear();
         if field.name() != Some("file") {
+            while field.chunk().await.map_err(|error| unreadable(&error))?.is_some() {
+                unparsed.clear();
+            }
             continue;
         }
         let destination = match &path {
@@ -184,7 +206,7 @@ async fn receive_form(
         if seen.len() > MAX_FILES {
             return Err(bad("too many files in one request"));
         }
-        written.push(store(access, destination, field).await?);
+        written.push(store(access, destination, field.inspect(|_| unparsed.clear())).await?);
     }
     Ok(written)
 }

@@ -37,6 +37,11 @@ impl Tree {
     }
 }
 
+fn myself() -> Identity {
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    Identity { uid, gid, groups: vec![gid] }
+}
+
 #[test]
 fn cleaning_is_lexical_and_bounded() {
     for (given, wanted) in
@@ -89,11 +94,11 @@ fn what_is_missing_is_named() {
 #[test]
 fn parents_are_made_but_never_in_place_of_a_link() {
     let tree = Tree::new();
-    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let walk = Walk { follow_last: true, make_parents: Some(Owner { uid, gid }), make_last: false };
+    let user = myself();
+    let walk = Walk { follow_last: true, purpose: Purpose::MakeParents(&user) };
     assert_eq!(tree.find("/new/deep/file", walk).unwrap().path, "/new/deep/file");
     assert!(tree.path("new/deep").is_dir() && !tree.path("new/deep/file").exists());
-    let walk = Walk { make_last: true, ..walk };
+    let walk = Walk { purpose: Purpose::MakeAll(&user), ..walk };
     tree.find("/new/deep/dir", walk).unwrap();
     assert!(tree.path("new/deep/dir").is_dir());
 }
@@ -122,6 +127,64 @@ fn a_directory_that_becomes_a_link_does_not_lead_elsewhere() {
     std::fs::remove_file(tree.path("a/old/file")).unwrap();
     tree.link("/secret", "a/old/file");
     assert_eq!(place.open(OFlags::RDONLY, Mode::empty()).unwrap_err(), Errno::LOOP);
+}
+
+#[test]
+fn permissions_are_those_of_the_kernel() {
+    let dir = tempfile::tempdir().unwrap();
+    let stat = |mode: u32, uid: u32, gid: u32| {
+        let mut stat = rustix::fs::stat(dir.path()).unwrap();
+        (stat.st_mode, stat.st_uid, stat.st_gid) = (mode, uid, gid);
+        stat
+    };
+    let user = Identity { uid: 1000, gid: 1000, groups: vec![1000, 27] };
+    for (mode, uid, gid, wanted) in [
+        (0o200, 1000, 0, true),
+        // The owner's class counts, however much others may.
+        (0o077, 1000, 0, false),
+        (0o020, 0, 27, true),
+        (0o707, 0, 27, false),
+        (0o002, 0, 0, true),
+        (0o775, 0, 0, false),
+    ] {
+        assert_eq!(permits(&stat(mode, uid, gid), &user, WRITE), wanted, "{mode:o} {uid} {gid}");
+    }
+    let root = Identity { uid: 0, gid: 0, groups: vec![0] };
+    assert!(permits(&stat(0, 1000, 1000), &root, WRITE | SEARCH));
+    assert!(!permits(&stat(0o755, 0, 0), &user, WRITE | SEARCH));
+}
+
+#[test]
+fn behind_a_user_s_link_only_what_the_user_may_is_changed() {
+    let tree = Tree::new();
+    let user = Identity { uid: 1000, gid: 1000, groups: vec![1000] };
+    let change = |path: &str| tree.find(path, Walk { follow_last: true, purpose: Purpose::Change(&user) });
+    let make = |path: &str| tree.find(path, Walk { follow_last: true, purpose: Purpose::MakeAll(&user) });
+    tree.link("/a/b", "of-root");
+    tree.link("/a/b", "of-user");
+    std::os::unix::fs::lchown(tree.path("of-user"), Some(1000), Some(1000)).unwrap();
+
+    // Root's links and plain paths mean what they name.
+    for path in ["/a/b/file", "/of-root/file"] {
+        let place = change(path).unwrap();
+        assert!(!place.led && place.check_entry(&user).is_ok(), "{path}");
+        assert!(place.check_file(place.stat.as_ref().unwrap(), &user).is_ok(), "{path}");
+    }
+    let place = change("/of-user/file").unwrap();
+    assert!(place.led);
+    assert!(matches!(place.check_entry(&user), Err(PathError::Denied(_))));
+    assert!(matches!(place.check_file(place.stat.as_ref().unwrap(), &user), Err(PathError::Denied(_))));
+    assert!(matches!(make("/of-user/new"), Err(PathError::Denied(_))));
+    assert!(!tree.path("a/b/new").exists());
+    // Looking is free, as everywhere.
+    assert_eq!(tree.follow("/of-user/file").unwrap(), "/a/b/file");
+
+    std::fs::set_permissions(tree.path("a/b"), std::os::unix::fs::PermissionsExt::from_mode(0o1777)).unwrap();
+    make("/of-user/new").unwrap();
+    assert!(change("/of-user/new").unwrap().check_entry(&user).is_ok());
+    assert!(matches!(change("/of-user/file").unwrap().check_entry(&user), Err(PathError::Denied(_))));
+    std::fs::set_permissions(tree.path("a"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    assert!(matches!(change("/of-user/new"), Err(PathError::Denied(_))));
 }
 
 proptest! {

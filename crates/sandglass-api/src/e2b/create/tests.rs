@@ -85,6 +85,7 @@ async fn what_is_not_built_is_refused_by_name() {
     for body in [
         r#"{"templateID":"b","timeout":0}"#,
         r#"{"templateID":"b","timeout":-5}"#,
+        r#"{"templateID":"b","timeout":-9223372036854775808}"#,
         r#"{"templateID":"b","autoPauseMemory":false}"#,
     ] {
         refusal(body).await;
@@ -101,6 +102,10 @@ fn wrong_types_do_not_parse() {
         r#"{"templateID":"b","metadata":{"a":1}}"#,
         r#"{"templateID":"b","envVars":[]}"#,
         r#"{"templateID":"b","volumeMounts":{}}"#,
+        r#"{"templateID":"b","autoResume":[false]}"#,
+        r#"{"templateID":"b","network":[]}"#,
+        r#"{"templateID":"b","iam":[null]}"#,
+        r#"{"templateID":"b","templateID":"b"}"#,
     ] {
         assert!(serde_json::from_str::<NewSandbox>(body).is_err(), "{body}");
     }
