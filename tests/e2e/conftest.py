@@ -36,8 +36,8 @@ class Servers:
         self.folder = folder
         self.made: list[Server] = []
 
-    def make(self) -> Server:
-        server = Server(self.folder / f"data-{len(self.made)}")
+    def make(self, *options: str) -> Server:
+        server = Server(self.folder / f"data-{len(self.made)}", *options)
         self.made.append(server)
         return server.start()
 

@@ -70,8 +70,9 @@ class PeakMemory:
 class Server:
     """`sandglass serve` on a data folder of its own. It can be killed and started again."""
 
-    def __init__(self, data_dir: Path):
+    def __init__(self, data_dir: Path, *options: str):
         self.data_dir = data_dir
+        self.options = options
         self.log_path = data_dir.with_suffix(".log")
         self.address = "127.0.0.1:0"
         self.api_key = ""
@@ -106,7 +107,7 @@ class Server:
         """Starts it, and returns when it answers. From the second time on at the same address."""
         log = self.log_path.open("ab")
         process = subprocess.Popen(
-            [*self.wrap, PROGRAM, "serve", "--listen", self.address, "--data-dir", str(self.data_dir)],
+            [*self.wrap, PROGRAM, "serve", "--listen", self.address, "--data-dir", str(self.data_dir), *self.options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

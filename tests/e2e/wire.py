@@ -77,6 +77,13 @@ class Wire(socket.socket):
         body = self.exactly(int(headers.get("content-length", 0)))
         return Answer(int(head[0].split()[1]), headers, body)
 
+    def shutdown_writing(self):
+        """Says that nothing more will come."""
+        try:
+            self.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # The server was first.
+
     def rest(self) -> bytes:
         """Everything up to the end of the connection."""
         parts = [self._read]

@@ -26,6 +26,17 @@ const HELLO_PATIENCE: Duration = Duration::from_secs(30);
 /// How long it may take to put a generation in force.
 const CONFIGURE_PATIENCE: Duration = Duration::from_secs(20);
 
+/// Notices that an agent may send before it is configured: each is a line of the operator's log.
+const MAX_NOTICES: usize = 16;
+
+/// Characters of an agent's text that a log shows.
+const MAX_SHOWN: usize = 200;
+
+/// As much of an agent's text as belongs in a log; print it with `Debug`, which leaves no control character in it.
+fn shown(text: &str) -> &str {
+    text.char_indices().nth(MAX_SHOWN).map_or(text, |(end, _)| &text[..end])
+}
+
 /// Opens the session with an agent that runs, and waits for its hello. The session's tasks end with `gone`.
 ///
 /// # Errors
@@ -54,11 +65,13 @@ pub(crate) async fn attach(
         .map_err(|elapsed| Error::internal(WHAT, elapsed))?;
     match hello {
         Ok(FromAgent::Hello { revision, agent_version, generation }) if revision <= REVISION => {
-            tracing::debug!(sandbox = %id, agent_version, generation, "the agent said hello");
+            let version = shown(&agent_version);
+            tracing::debug!(sandbox = %id, ?version, generation, "the agent said hello");
             Ok((session, generation))
         }
         other => {
-            tracing::warn!(sandbox = %id, ?other, "bad hello");
+            let other = format!("{other:?}");
+            tracing::warn!(sandbox = %id, hello = shown(&other), "bad hello");
             Err(Error::internal(WHAT, "its first message was no hello that this server understands"))
         }
     }
@@ -87,13 +100,17 @@ pub(crate) async fn configure(session: &Session, row: &SandboxRow, template: &Te
         .await
         .map_err(|error| Error::internal(WHAT, error))?;
     let answer = async {
+        let mut notices = 0;
         loop {
             match session.recv_control().await {
                 Ok(FromAgent::Configured { generation }) if generation == row.generation.0 => return Ok(()),
-                Ok(FromAgent::Notice { message }) => {
-                    tracing::info!(sandbox = %row.id, message, "notice of the agent");
+                Ok(FromAgent::Notice { message }) if notices < MAX_NOTICES => {
+                    notices += 1;
+                    tracing::info!(sandbox = %row.id, notice = ?shown(&message), "notice of the agent");
                 }
-                Ok(FromAgent::ConfigureFailed { reason }) => return Err(Error::internal(WHAT, reason)),
+                Ok(FromAgent::ConfigureFailed { reason }) => {
+                    return Err(Error::internal(WHAT, format!("{:?}", shown(&reason))));
+                }
                 Ok(_) => return Err(Error::internal(WHAT, "it answered something else")),
                 Err(closed) => return Err(Error::internal(WHAT, closed)),
             }
@@ -129,4 +146,15 @@ pub(crate) async fn guard_airlock(
         }
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_an_agent_s_text_a_log_shows_little() {
+        assert_eq!(shown("short"), "short");
+        assert_eq!(shown(&"\u{fc}".repeat(100_000)), "\u{fc}".repeat(MAX_SHOWN));
+    }
 }
