@@ -1,7 +1,9 @@
 #!/usr/bin/python3
-"""An agent that has turned against its server. It is process 1 of its sandbox; its standard input and output are the
-session. What it does before its hello is written into it; what it does then, the test asks for by the environment of
-the sandbox that it is configured with."""
+"""An agent that has turned against its server.
+
+It is process 1 of its sandbox; its standard input and output are the session. What it does before its hello is written
+into it; what it does then, the test asks for by the environment of the sandbox that it is configured with.
+"""
 
 import json
 import os
@@ -73,7 +75,8 @@ def noise():
     for kind in range(256):
         yield frame(kind, 0xFFFFFFFF, b"\xff" * 8) if kind != CONTROL else b""
     for flow in range(5000):
-        yield frame(OPEN, flow, b"\1") + frame(OPENED, flow) + frame(DATA, flow, b"unasked") + frame(WINDOW, flow, b"\xff" * 4)
+        yield frame(OPEN, flow, b"\1") + frame(OPENED, flow)
+        yield frame(DATA, flow, b"unasked") + frame(WINDOW, flow, b"\xff" * 4)
     for message in [b"", b"{", b"[]", b"null", b'{"type":"unknown"}', b"\xff" * MAX_CONTROL, b"[" * MAX_CONTROL]:
         yield control(message)
     # One that never ends, as long as it is not ended.
@@ -149,9 +152,10 @@ def answer(play, flow, turn):
         "more than the window": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
     }
     if play == "opens twice":
-        say(frame(OPENED, flow) * 1000 + frame(WINDOW, flow, b"\xff" * 4) * 1000 + frame(DATA, flow, honest) + frame(FIN, flow) * 3)
+        say(frame(OPENED, flow) * 1000 + frame(WINDOW, flow, b"\xff" * 4) * 1000)
+        say(frame(DATA, flow, honest) + frame(FIN, flow) * 3)
     elif play == "more than the window":
-        say(frame(DATA, flow, first[play]) + frame(DATA, flow, b"1000\r\n" + b"x" * 60_000) * 1000)
+        say(frame(DATA, flow, first[play]) + frame(DATA, flow, b"1000\r\n" + b"x" * 60_000) * 20)
     elif play == "endless body":
         say(frame(DATA, flow, first[play]))
         bodies[flow] = MAX_PAYLOAD - len(first[play])

@@ -1,4 +1,4 @@
-"""Output without end, input that nobody takes, and clients that stop reading: memory stays bounded, the rest goes on."""
+"""Output without end, input that nobody takes, clients that stop reading: memory is bounded, the rest goes on."""
 
 import base64
 import json

@@ -198,8 +198,10 @@ def test_the_content_type_does_not_decide(api):
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=101", "limit=-1", "limit=1.5", "limit=99999999999999999999", "nextToken=x", "nextToken=" + "A" * 9000]
-    + ["order=up", "state=asleep", "startedAfter=yesterday", "metadata=a", "metadata=%25zz", "limit=%ff", "limit=%zz", "a&" * 65],
+    [f"limit={limit}" for limit in ["0", "101", "-1", "1.5", "99999999999999999999", "%ff", "%zz"]]
+    + ["nextToken=x", "nextToken=" + "A" * 9000, "order=up", "state=asleep", "startedAfter=yesterday"]
+    + ["metadata=a", "metadata=%25zz", "a&" * 65],
+    ids=lambda query: query[:20],
 )
 def test_queries(server, query):
     with Wire(server) as wire:

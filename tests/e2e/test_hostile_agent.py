@@ -47,7 +47,7 @@ def agents(servers, work_folder):
 
 @pytest.fixture(scope="module")
 def honest(agents):
-    """A sandbox of the same server whose agent does what it should; it is still well when the others are through."""
+    """A sandbox of the same server whose agent does what it should; it is well when the others are through."""
     id = agents.sandbox("honest")
     yield id
     assert agents.ask(id).text.startswith("turn ")
@@ -56,8 +56,10 @@ def honest(agents):
 
 @pytest.fixture(scope="module", autouse=True)
 def without_hello(servers, work_folder):
-    """Servers of agents that never get to their hello, each with a create under way: the server is patient with some
-    of them, so this goes on while the other tests run."""
+    """Servers of agents that never get to their hello, each with a create under way.
+
+    The server is patient with some of them, so this goes on while the other tests run.
+    """
     kinds = ["mute", "floods", "revision", "quits"]
     with ThreadPoolExecutor(len(kinds)) as pool:
         made = list(pool.map(lambda kind: Agents(servers, work_folder, kind), kinds))

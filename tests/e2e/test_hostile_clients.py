@@ -15,7 +15,8 @@ from wire import Wire
 BOUND_MIB = 96
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
+DATA, HEADERS, RST_STREAM, SETTINGS = 0, 1, 3, 4
+PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 5, 6, 7, 8, 9
 END_STREAM, END_HEADERS = 1, 4
 
 
@@ -163,7 +164,8 @@ def test_pipelined_requests_are_answered_in_their_order(server):
     asked = [f"/sandboxes/{'x' * (n + 1)}" for n in range(200)]
     with Wire(server) as wire:
         lines = "".join(f"{name}: {value}\r\n" for name, value in server.headers.items())
-        wire.sendall("".join(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n" for path in asked).encode())
+        heads = (f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n" for path in asked)
+        wire.sendall("".join(heads).encode())
         for path in asked:
             # An id is repeated up to its 64th character.
             assert f"'{path.rsplit('/', 1)[1][:64]}'" in wire.answer().error(404)
@@ -224,8 +226,9 @@ class Http2(Wire):
         while True:
             try:
                 head = self.exactly(9)
-                yield head[3], head[4], struct.unpack(">I", head[5:])[0], self.exactly(int.from_bytes(head[:3], "big"))
-            except AssertionError:
+                payload = self.exactly(int.from_bytes(head[:3], "big"))
+                yield head[3], struct.unpack(">I", head[5:])[0], payload
+            except EOFError:
                 return
 
     def is_given_up(self, attack) -> bool:
@@ -244,17 +247,8 @@ def test_http_2_is_served(server):
     """The attacks below are on something that works."""
     with Http2(server) as wire:
         wire.sendall(frame(HEADERS, END_STREAM | END_HEADERS, 1, ASK))
-        kinds = [(kind, stream) for kind, _, stream, _ in take_until(wire, lambda kind, stream: (kind, stream) == (HEADERS, 1))]
-        assert (HEADERS, 1) in kinds
-
-
-def take_until(wire: Http2, done):
-    taken = []
-    for kind, flags, stream, payload in wire.frames():
-        taken.append((kind, flags, stream, payload))
-        if done(kind, stream):
-            break
-    return taken
+        # 0x89 is ":status: 204".
+        assert any(kind == HEADERS and payload[:1] == b"\x89" for kind, _, payload in wire.frames())
 
 
 def rapid_resets():
@@ -307,7 +301,8 @@ def unasked_data():
 
 @pytest.mark.parametrize(
     "attack",
-    [rapid_resets, endless_headers, empty_continuations, pushes, wild_windows, too_long_frames, garbage_frames, unasked_data],
+    [rapid_resets, endless_headers, empty_continuations, pushes, wild_windows]
+    + [too_long_frames, garbage_frames, unasked_data],
     ids=lambda attack: attack.__name__,
 )
 def test_attacks_on_http_2_end_their_connection(server, attack):
@@ -315,17 +310,15 @@ def test_attacks_on_http_2_end_their_connection(server, attack):
         assert wire.is_given_up(attack())
 
 
-def floods(kind: int, flags: int, payload: bytes):
-    return (frame(kind, flags, 0, payload) * 1000 for _ in range(300))
-
-
 @pytest.mark.parametrize(
-    ("kind", "payload"), [(PING, b"12345678"), (SETTINGS, b""), (SETTINGS, b"\0\x04\0\0\xff\xff" * 100)], ids=["ping", "settings", "many settings"]
+    ("kind", "payload"),
+    [(PING, b"12345678"), (SETTINGS, b""), (SETTINGS, b"\0\x04\0\0\xff\xff" * 100)],
+    ids=["ping", "settings", "many settings"],
 )
 def test_http_2_frames_that_want_an_answer_do_not_pile_up(server, kind, payload):
     """Hundreds of thousands of them from a client that reads nothing."""
     with Http2(server) as wire:
-        send_until_refused(wire, floods(kind, 0, payload))
+        send_until_refused(wire, (frame(kind, 0, 0, payload) * 1000 for _ in range(300)))
 
 
 def test_compressed_headers_do_not_unfold_without_bound(server):
@@ -333,9 +326,9 @@ def test_compressed_headers_do_not_unfold_without_bound(server):
     with Http2(server) as wire:
         send_until_refused(wire, table_bomb())
         wire.shutdown_writing()
-        statuses = [payload[:1] for kind, _, _, payload in wire.frames() if kind == HEADERS]
+        statuses = {payload[:1] for kind, _, payload in wire.frames() if kind == HEADERS}
         # 0x88 is ":status: 200", 0x89 is 204.
-        assert not {b"\x88", b"\x89"} & set(statuses)
+        assert not {b"\x88", b"\x89"} & statuses
 
 
 # Accepts upgrades on one port, and takes nothing in afterwards.

@@ -39,7 +39,7 @@ class Wire(socket.socket):
         self.connect((host, int(port)))
         self._read = b""
 
-    def ask(self, method: str, target: str | bytes, headers: dict[str, str] | None = None, body: bytes = b"") -> Answer:
+    def ask(self, method: str, target: str | bytes, headers: dict | None = None, body: bytes = b"") -> Answer:
         """Sends a whole request and reads the answer. The target goes out as it is."""
         target = target if isinstance(target, bytes) else target.encode()
         lines = {"Host": "localhost", "Content-Length": str(len(body))} | (headers or {})
@@ -58,12 +58,13 @@ class Wire(socket.socket):
         return taken + end
 
     def exactly(self, length: int) -> bytes:
-        """Reads so many bytes."""
-        parts = [self._read]
-        while (missing := length - sum(map(len, parts))) > 0:
-            more = self._more()
-            assert more, "the server closed in the middle"
+        """Reads so many bytes; `EOFError` if the server closes before."""
+        parts, missing = [self._read], length - len(self._read)
+        while missing > 0:
+            if not (more := self._more()):
+                raise EOFError("the server closed in the middle")
             parts.append(more)
+            missing -= len(more)
         read = b"".join(parts)
         self._read = read[length:]
         return read[:length]

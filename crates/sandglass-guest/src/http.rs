@@ -4,6 +4,7 @@ pub(crate) mod auth;
 pub(crate) mod context;
 mod cors;
 pub(crate) mod date;
+mod hear_out;
 mod info;
 pub(crate) mod reply;
 
@@ -69,6 +70,7 @@ pub(crate) fn router(agent: &Arc<Agent>) -> Router {
         .fallback(async || error(StatusCode::NOT_FOUND, "no such endpoint"))
         .with_state(Arc::clone(agent))
         .layer(from_fn_with_state(Arc::clone(agent), require_configuration))
+        .layer(from_fn(hear_out::hear_out))
         .layer(from_fn(cors::allow_all))
 }
 

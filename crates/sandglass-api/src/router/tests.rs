@@ -167,8 +167,13 @@ async fn failures_of_create() {
 #[tokio::test]
 async fn malformed_requests() {
     let face = Face::new();
-    for body in ["", "{", "[]", "null", r#"{"templateID":"b"} x"#, r#"{"templateID":5}"#, "\u{0}"] {
+    for body in ["", "{", "[]", r#"["b"]"#, "null", r#"{"templateID":"b"} x"#, r#"{"templateID":5}"#, "\u{0}"]
+    {
         face.ask("POST", "/v2/sandboxes", body).await.error(400);
+    }
+    for id in ["%ff", "%2e%2e", "%00", "a%2fb"] {
+        face.ask("GET", &format!("/sandboxes/{id}"), "").await.error(400);
+        face.ask("GET", &format!("/v1/sandboxes/{id}"), "").await.error(400);
     }
     let typed = face.ask("POST", "/v2/sandboxes", r#"{"templateID":"b","timeout":"x"}"#).await.error(400);
     assert!(typed.contains("timeout"), "{typed}");
@@ -184,6 +189,18 @@ async fn malformed_requests() {
     // Without a key nothing else is looked at.
     face.send("POST", "/v2/sandboxes", &[], "{").await.error(401);
     face.send("GET", "/sandboxes/BAD", &[], "").await.error(401);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_byte_by_byte_takes_too_long() {
+    let face = Face::new();
+    let slowly = futures_util::stream::unfold((), async |()| {
+        tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+        Some((Ok::<_, std::io::Error>(" "), ()))
+    });
+    let body = Body::from_stream(slowly);
+    let answer = face.send("POST", "/v2/sandboxes", &[("x-api-key", KEY)], body).await;
+    assert!(answer.error(408).contains("too long"));
 }
 
 #[tokio::test]
