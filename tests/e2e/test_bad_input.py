@@ -43,17 +43,22 @@ def nothing_is_made(server):
     assert all_ids() <= before
 
 
+def admin(server, *args: str) -> str:
+    return server.cli(*args[:2], "--data-dir", str(server.data_dir), *args[2:]).stdout
+
+
 @pytest.fixture(scope="module")
-def stranger(server):
-    """The key of another team."""
+def strangers(server):
+    """Another team."""
     name = f"strangers-{uuid.uuid4().hex}"
-    server.cli("team", "create", "--data-dir", str(server.data_dir), name)
-    return new_key(server, name)
+    admin(server, "team", "create", name)
+    return name
 
 
-def new_key(server, team: str) -> str:
-    made = server.cli("key", "create", "--data-dir", str(server.data_dir), "--team", team)
-    return re.search(r"e2b_[0-9a-f]{40}", made.stdout)[0]
+@pytest.fixture(scope="module")
+def stranger(server, strangers):
+    """A key of another team."""
+    return admin(server, "key", "create", "--team", strangers).strip()
 
 
 @pytest.mark.parametrize(
@@ -223,14 +228,13 @@ def test_two_keys_are_none(server):
         wire.answer().error(401)
 
 
-def test_a_revoked_key_opens_nothing_any_more(server, stranger, anonymous):
-    team = server.cli("key", "list", "--data-dir", str(server.data_dir), "--json").stdout
-    key = new_key(server, next(entry["team"] for entry in json.loads(team)))
-    assert anonymous.get("/v2/sandboxes", headers={"X-API-Key": key}).status_code == 200
-    listed = json.loads(server.cli("key", "list", "--data-dir", str(server.data_dir), "--json").stdout)
-    newest = listed[-1]["id"]
-    server.cli("key", "revoke", "--data-dir", str(server.data_dir), newest)
-    message_of(anonymous.get("/v2/sandboxes", headers={"X-API-Key": key}), 401)
+def test_a_revoked_key_opens_nothing_any_more(server, strangers, anonymous):
+    before = {key["id"] for key in json.loads(admin(server, "key", "list", "--team", strangers, "--json"))}
+    secret = admin(server, "key", "create", "--team", strangers).strip()
+    after = {key["id"] for key in json.loads(admin(server, "key", "list", "--team", strangers, "--json"))}
+    assert anonymous.get("/v2/sandboxes", headers={"X-API-Key": secret}).status_code == 200
+    admin(server, "key", "revoke", *(after - before))
+    message_of(anonymous.get("/v2/sandboxes", headers={"X-API-Key": secret}), 401)
 
 
 def filled(path: str, id: str) -> str:

@@ -129,7 +129,6 @@ impl Walk<'_> {
     pub(crate) const NO_FOLLOW: Self = Self { follow_last: false, purpose: Purpose::Look };
 }
 
-const READ_WRITE_SEARCH: u32 = 0o7;
 const WRITE: u32 = 0o2;
 const SEARCH: u32 = 0o1;
 
@@ -142,7 +141,7 @@ fn permits(stat: &Stat, user: &Identity, wanted: u32) -> bool {
     } else {
         0
     };
-    user.uid == 0 || (stat.st_mode >> class) & READ_WRITE_SEARCH & wanted == wanted
+    user.uid == 0 || (stat.st_mode >> class) & wanted == wanted
 }
 
 /// Takes `.`, `..` and doubled slashes out of an absolute path, without looking at the file system. That is what
