@@ -252,6 +252,14 @@ def test_a_race_for_a_link_wins_nothing(sandbox, guest, treasure):
     assert 200 in outcomes and outcomes & {400, 403, 404, 409}, outcomes
 
 
+def test_a_refusal_reaches_a_client_that_is_still_sending(guest):
+    """A connection that is closed under an upload would be broken for the client, and not refused."""
+    data = b"d" * (16 << 20)
+    for _ in range(3):
+        for path in ["/tmp", "/dev/zero", "/proc/self/root/x", "/tmp/a\0b"]:
+            refused(guest.write(path, data), 400, 403)
+
+
 def agent_rss(sandbox) -> int:
     """Resident memory of the agent in KiB."""
     return int(root(sandbox, "grep ^VmRSS: /proc/1/status").split()[1])
