@@ -1,4 +1,5 @@
-use std::os::unix::fs::symlink;
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt as _, lchown, symlink};
 use std::path::Path;
 
 use proptest::prelude::*;
@@ -157,12 +158,16 @@ fn permissions_are_those_of_the_kernel() {
 #[test]
 fn behind_a_user_s_link_only_what_the_user_may_is_changed() {
     let tree = Tree::new();
+    let mode =
+        |path: &str, mode| std::fs::set_permissions(tree.path(path), Permissions::from_mode(mode)).unwrap();
+    // A temporary folder is closed to others.
+    mode("", 0o755);
     let user = Identity { uid: 1000, gid: 1000, groups: vec![1000] };
     let change = |path: &str| tree.find(path, Walk { follow_last: true, purpose: Purpose::Change(&user) });
     let make = |path: &str| tree.find(path, Walk { follow_last: true, purpose: Purpose::MakeAll(&user) });
     tree.link("/a/b", "of-root");
     tree.link("/a/b", "of-user");
-    std::os::unix::fs::lchown(tree.path("of-user"), Some(1000), Some(1000)).unwrap();
+    lchown(tree.path("of-user"), Some(1000), Some(1000)).unwrap();
 
     // Root's links and plain paths mean what they name.
     for path in ["/a/b/file", "/of-root/file"] {
@@ -179,11 +184,11 @@ fn behind_a_user_s_link_only_what_the_user_may_is_changed() {
     // Looking is free, as everywhere.
     assert_eq!(tree.follow("/of-user/file").unwrap(), "/a/b/file");
 
-    std::fs::set_permissions(tree.path("a/b"), std::os::unix::fs::PermissionsExt::from_mode(0o1777)).unwrap();
+    mode("a/b", 0o1777);
     make("/of-user/new").unwrap();
     assert!(change("/of-user/new").unwrap().check_entry(&user).is_ok());
     assert!(matches!(change("/of-user/file").unwrap().check_entry(&user), Err(PathError::Denied(_))));
-    std::fs::set_permissions(tree.path("a"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    mode("a", 0o700);
     assert!(matches!(change("/of-user/new"), Err(PathError::Denied(_))));
 }
 
