@@ -29,7 +29,7 @@ impl Tree {
         symlink(target, self.path(at)).unwrap();
     }
 
-    fn find(&self, path: &str, walk: Walk) -> Result<Place, PathError> {
+    fn find(&self, path: &str, walk: Walk<'_>) -> Result<Place, PathError> {
         resolve(borrow(&self.root), path, walk)
     }
 
