@@ -67,5 +67,10 @@ tally "$(number passed <<< "$summary")" \
 
 pytest_run "end-to-end tests that want the machine for themselves" .venv -m alone tests/e2e
 
+step "the soak, a tenth of it"
+target/release/sandglass bench soak
+status=$?
+tally "$((status == 0))" "$((status != 0))" 0 "$status" "the soak"
+
 printf '\n%s passed, %s failed\n' "$passed" "$failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

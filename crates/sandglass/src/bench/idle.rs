@@ -59,9 +59,10 @@ pub(crate) async fn run(
     report.series("the same, by its control group", "% of a core", charged);
     let memory = leaves.iter().map(memory_of).collect::<anyhow::Result<Vec<_>>>()?;
     let memory = report.series("memory of a sandbox (PSS)", "MB", memory);
-    let taken = before.saturating_sub(proc::available()?);
+    // It is less than nothing if others gave back more meanwhile.
+    let taken = megabytes(before) - megabytes(proc::available()?);
     if !leaves.is_empty() {
-        let each = megabytes(taken) / f64::from(options.count);
+        let each = taken / f64::from(options.count);
         report.series("memory that the machine lost for each", "MB", vec![each]);
     }
     let mut rss = 0.0;
