@@ -6,6 +6,7 @@
 
 pub(crate) mod answer;
 mod carry;
+mod early;
 pub(crate) mod headers;
 mod load;
 pub(crate) mod target;
@@ -30,6 +31,7 @@ use crate::backend::{Backend, Stream, Upstream};
 use crate::server::Lingering;
 use answer::{Failure, failed};
 use carry::{Pulse, Watched, tunnel};
+use early::Unheard;
 use headers::{Framing, GUEST_API_PORT};
 use load::Load;
 
@@ -107,7 +109,10 @@ impl Edge {
         } else {
             headers::upgrade(request.headers())
         };
-        let stream = dial(&*live, port).await?;
+        let mut stream = dial(&*live, port).await?;
+        if wanted.is_none() {
+            stream = Box::new(Unheard::new(stream));
+        }
         let on_client = wanted.is_some().then(|| hyper::upgrade::on(&mut request));
         let pulse = Arc::new(Pulse::new(self.idle));
         let gone = live.gone().clone();
