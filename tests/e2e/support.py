@@ -72,9 +72,12 @@ class Server:
 
     def __init__(self, data_dir: Path, *options: str):
         self.data_dir = data_dir
+        # What `serve` is told besides.
         self.options = options
         self.log_path = data_dir.with_suffix(".log")
         self.address = "127.0.0.1:0"
+        # How programs of this server's user are started.
+        self.program = [PROGRAM]
         self.api_key = ""
         self.process: subprocess.Popen | None = None
         # What becomes the server by `exec`, with its command line as the last arguments.
@@ -107,7 +110,8 @@ class Server:
         """Starts it, and returns when it answers. From the second time on at the same address."""
         log = self.log_path.open("ab")
         process = subprocess.Popen(
-            [*self.wrap, PROGRAM, "serve", "--listen", self.address, "--data-dir", str(self.data_dir), *self.options],
+            [*self.wrap, *self.program, "serve", "--listen", self.address]
+            + ["--data-dir", str(self.data_dir), *self.options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -154,7 +158,7 @@ class Server:
         """Runs the command line as this server's user."""
         env = dict(os.environ, E2B_API_URL=self.url, E2B_API_KEY=self.api_key)
         result = subprocess.run(
-            [PROGRAM, *args], env=env, text=True, capture_output=True, timeout=100, **more
+            [*self.program, *args], env=env, text=True, capture_output=True, timeout=100, **more
         )
         if check:
             assert result.returncode == 0, f"sandglass {args} failed:\n{result.stdout}{result.stderr}"

@@ -86,7 +86,7 @@ struct SandboxView {
     limits: LimitsView,
     /// Whether its guest API wants an access token.
     secured: bool,
-    /// Always `sealed` in this version, whatever the client asked for.
+    /// `sealed`: no route out, whatever the client asked for. Or `machine`, if the engine refuses `airlock`.
     network: &'static str,
     metadata: BTreeMap<String, String>,
     #[schema(format = DateTime)]
@@ -113,7 +113,7 @@ impl SandboxView {
             isolation: engine.isolation,
             limits: LimitsView { cpus, memory_mib, disk_mib, processes },
             secured: row.access_token.is_some(),
-            network: "sealed",
+            network: if engine.refuses(Feature::Airlock) { "machine" } else { "sealed" },
             metadata: row.metadata,
             created_at: row.created_at.to_string(),
             end_at: row.end_at.to_string(),

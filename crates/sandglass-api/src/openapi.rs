@@ -2,11 +2,14 @@
 
 use std::fmt::Write as _;
 
+use sandglass_engine::engine::Isolation;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{Info, OpenApi, SecurityRequirement};
+use utoipa::openapi::{
+    Header, HeaderBuilder, Info, ObjectBuilder, OpenApi, RefOr, SecurityRequirement, Type,
+};
 
 use crate::e2b::unbuilt;
-use crate::router::documented;
+use crate::router::{ISOLATION, documented};
 
 fn document() -> OpenApi {
     let (_, mut api) = documented().split_for_parts();
@@ -19,12 +22,32 @@ fn document() -> OpenApi {
     let components = api.components.get_or_insert_default();
     components.add_security_scheme("ApiKey", key);
     components.add_security_scheme("Bearer", bearer);
+    for item in api.paths.paths.values_mut() {
+        let operations = [&mut item.delete, &mut item.get, &mut item.patch, &mut item.post, &mut item.put];
+        for response in operations.into_iter().flatten().flat_map(|one| one.responses.responses.values_mut())
+        {
+            if let RefOr::T(response) = response {
+                response.headers.insert(ISOLATION.as_str().to_owned(), RefOr::T(isolation()));
+            }
+        }
+    }
     let none = Vec::<String>::new();
     api.security = Some(vec![
         SecurityRequirement::new("ApiKey", none.clone()),
         SecurityRequirement::new("Bearer", none),
     ]);
     api
+}
+
+/// The header that every answer has.
+fn isolation() -> Header {
+    let values =
+        [Isolation::UserspaceKernel, Isolation::VirtualMachine, Isolation::None].map(Isolation::name);
+    let schema = ObjectBuilder::new().schema_type(Type::String).enum_values(Some(values));
+    HeaderBuilder::new()
+        .schema(Some(schema))
+        .description(Some("what isolates the sandboxes of this server"))
+        .build()
 }
 
 /// The OpenAPI document of what this version can do, as JSON.

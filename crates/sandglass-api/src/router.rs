@@ -24,6 +24,9 @@ use crate::{e2b, native};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// What isolates the sandboxes of the server that answers.
+pub(crate) const ISOLATION: HeaderName = HeaderName::from_static("sandglass-isolation");
+
 /// What every handler gets.
 #[derive(Clone)]
 pub(crate) struct ApiState {
@@ -51,7 +54,7 @@ pub(crate) fn router(state: ApiState) -> Router {
                 .allow_origin(AnyOrigin)
                 .allow_methods(AnyOrigin)
                 .allow_headers(AnyOrigin)
-                .expose_headers([NEXT_TOKEN, WARNING, REQUEST_ID]),
+                .expose_headers([NEXT_TOKEN, WARNING, REQUEST_ID, ISOLATION]),
         )
         .with_state(state)
 }

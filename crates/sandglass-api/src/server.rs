@@ -25,7 +25,7 @@ use crate::backend::Backend;
 use crate::edge::answer::{Failure, failed, is_navigation, unroutable};
 use crate::edge::target::{Target, host, route};
 use crate::edge::{Edge, Origin};
-use crate::router::{ApiState, router};
+use crate::router::{ApiState, ISOLATION, router};
 pub(crate) use linger::Lingering;
 
 /// How patient the server is.
@@ -141,15 +141,22 @@ pub(crate) async fn run(
 }
 
 impl Shared {
-    /// Answers one request.
+    /// Answers one request, and says what isolates, also over an answer from a sandbox: that must not say it itself.
     async fn dispatch(
         &self,
         request: Request<Lingering>,
         peer: IpAddr,
     ) -> Result<Response<Body>, Infallible> {
+        let mut answer = self.answer(request, peer).await;
+        let isolation = HeaderValue::from_static(self.backend.engine().isolation.name());
+        answer.headers_mut().insert(ISOLATION, isolation);
+        Ok(answer)
+    }
+
+    async fn answer(&self, request: Request<Lingering>, peer: IpAddr) -> Response<Body> {
         let named = host(request.version(), request.uri(), request.headers());
         let target = named.and_then(|host| route(&host, self.backend.domain(), request.headers()));
-        Ok(match target {
+        match target {
             Err(reason) => unroutable(reason),
             Ok(Target::Api) => {
                 let Ok(answer) = self.router.clone().oneshot(request.map(Body::new)).await;
@@ -163,7 +170,7 @@ impl Shared {
                 );
                 self.edge.handle(&id, port, request, Origin { peer, host }).await
             }
-        })
+        }
     }
 }
 

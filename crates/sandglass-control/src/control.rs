@@ -40,6 +40,26 @@ pub struct Config {
     pub max_lifetime: Duration,
     /// The domain under which clients reach sandboxes, if there is one.
     pub domain: Option<String>,
+    /// How long to wait before something is done.
+    pub patience: Patience,
+}
+
+/// How long the owner of a sandbox waits. The defaults are for real machines; tests have less time.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// How often an agent is asked for a sign of life: every 10 s.
+    pub heartbeat: Duration,
+    /// How long it may take to give one: 30 s, for a machine may be busy elsewhere.
+    pub silence: Duration,
+    /// The longest sleep before the wall clock is read again, because clocks jump and machines sleep: 5 s.
+    pub clock_check: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        let [heartbeat, silence, clock_check] = [10, 30, 5].map(Duration::from_secs);
+        Self { heartbeat, silence, clock_check }
+    }
 }
 
 /// The product. Clones share everything.

@@ -16,6 +16,6 @@ mod shared;
 pub mod template;
 
 pub(crate) use control::not_found;
-pub use control::{Config, Control};
+pub use control::{Config, Control, Patience};
 pub use live::{DialError, GuestStream, Live};
 pub use request::CreateSandbox;

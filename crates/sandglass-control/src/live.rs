@@ -18,6 +18,8 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::Patience;
+
 /// How often a port that refuses is tried: a program may have been started a moment ago.
 const DIAL_ATTEMPTS: u32 = 5;
 
@@ -27,12 +29,6 @@ const DIAL_PAUSE: Duration = Duration::from_millis(200);
 /// How long one try may take: the guest is a neighbour, so silence means that it is stuck.
 const DIAL_PATIENCE: Duration = Duration::from_secs(3);
 
-/// How often an agent is asked for a sign of life.
-const HEARTBEAT: Duration = Duration::from_secs(10);
-
-/// How long it may take to give one: long enough for a machine that is busy elsewhere.
-const SILENCE: Duration = Duration::from_secs(30);
-
 /// Why an agent can't be heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CutOff {
@@ -40,8 +36,8 @@ pub(crate) enum CutOff {
     #[error("its stream ended")]
     Closed(#[source] Closed),
     /// It gives no sign of life.
-    #[error("it gave no sign of life for {} seconds", SILENCE.as_secs())]
-    Silent,
+    #[error("it gave no sign of life for {0:?}")]
+    Silent(Duration),
 }
 
 /// No stream into the sandbox.
@@ -63,13 +59,19 @@ pub enum DialError {
 pub struct Live {
     id: SandboxId,
     session: Session,
-    host: Host,
+    /// Makes sockets in its airlock; `None` if its engine gives it none.
+    airlock: Option<Host>,
     gone: CancellationToken,
 }
 
 impl Live {
-    pub(crate) const fn new(id: SandboxId, session: Session, host: Host, gone: CancellationToken) -> Self {
-        Self { id, session, host, gone }
+    pub(crate) const fn new(
+        id: SandboxId,
+        session: Session,
+        airlock: Option<Host>,
+        gone: CancellationToken,
+    ) -> Self {
+        Self { id, session, airlock, gone }
     }
 
     /// Its id.
@@ -87,13 +89,13 @@ impl Live {
     /// Waits until the agent can't be heard any more, and says why.
     ///
     /// The end of the session is seen at once; an agent that was stopped, or whose engine hangs, by its silence.
-    pub(crate) async fn cut_off(&self) -> CutOff {
+    pub(crate) async fn cut_off(&self, patience: Patience) -> CutOff {
         loop {
-            if let Ok(closed) = timeout(HEARTBEAT, self.session.closed()).await {
+            if let Ok(closed) = timeout(patience.heartbeat, self.session.closed()).await {
                 return CutOff::Closed(closed);
             }
-            if timeout(SILENCE, self.session.ping()).await.is_err() {
-                return CutOff::Silent;
+            if timeout(patience.silence, self.session.ping()).await.is_err() {
+                return CutOff::Silent(patience.silence);
             }
         }
     }
@@ -119,7 +121,11 @@ impl Live {
                     () = self.gone.cancelled() => return Err(DialError::Gone),
                 }
             }
-            outcome = match self.dial_airlock(port).await {
+            let direct = match &self.airlock {
+                Some(host) => self.dial_airlock(host, port).await,
+                None => Err(DialError::Refused),
+            };
+            outcome = match direct {
                 Err(DialError::Refused) => self.dial_loopback(port).await,
                 other => other,
             };
@@ -130,9 +136,9 @@ impl Live {
         outcome
     }
 
-    async fn dial_airlock(&self, port: NonZeroU16) -> Result<GuestStream, DialError> {
+    async fn dial_airlock(&self, host: &Host, port: NonZeroU16) -> Result<GuestStream, DialError> {
         let unreachable = |error: io::Error| DialError::Unreachable(error);
-        let socket = self.host.airlock_socket(&self.id, AirlockSocket::TcpToGuest).await;
+        let socket = host.airlock_socket(&self.id, AirlockSocket::TcpToGuest).await;
         let socket: OwnedFd = socket.map_err(|error| match error.refusal() {
             Some(sandglass_engine::host::RefusalKind::NotFound) => DialError::Gone,
             _ => unreachable(io::Error::other(error)),

@@ -7,22 +7,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sandglass_engine::SandboxSpec;
-use sandglass_engine::host::HostError;
+use sandglass_engine::host::{Host, HostError, RefusalKind};
+use sandglass_engine::{Exit, SandboxSpec};
 use sandglass_store::{SandboxRow, Transition};
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, SandboxId, SandboxState, Timestamp};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::agent;
 use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
 use crate::shared::Shared;
-
-/// The longest sleep before the wall clock is read again: clocks jump, and machines sleep.
-const CLOCK_CHECK: Duration = Duration::from_secs(5);
 
 /// The first wait before a failed removal is tried again, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
@@ -63,6 +60,8 @@ pub(crate) struct Owner<'a> {
     requests: &'a mut mpsc::Receiver<Request>,
     /// Fires when its end begins, or when this server stops.
     gone: CancellationToken,
+    /// When its time is up by a clock that nobody sets: a wall clock that is set back must not give it more.
+    ends: Instant,
 }
 
 impl<'a> Owner<'a> {
@@ -72,7 +71,14 @@ impl<'a> Owner<'a> {
         requests: &'a mut mpsc::Receiver<Request>,
     ) -> Self {
         let gone = shared.stop.child_token();
-        Self { shared, row, requests, gone }
+        let ends = Instant::now() + budget(&row, shared.clock.now());
+        Self { shared, row, requests, gone, ends }
+    }
+
+    /// How much time it has left.
+    fn left(&self) -> Duration {
+        let by_the_wall = self.row.end_at.since(self.shared.clock.now());
+        by_the_wall.min(self.ends.saturating_duration_since(Instant::now()))
     }
 
     /// Owns the sandbox until nothing of it is left, or this server stops.
@@ -112,15 +118,16 @@ impl<'a> Owner<'a> {
         let mut coming_up = Some(Box::pin(coming_up));
         let (mut exited, mut cut_off, mut killer) = (None, None, None);
         let (event, why) = loop {
-            let due = self.row.end_at.since(self.shared.clock.now());
+            let left = self.left();
             break tokio::select! {
                 outcome = output_of(&mut coming_up) => {
                     coming_up = None;
                     let (outcome, why) = match self.arrived(outcome).await {
                         Ok(live) => {
                             let (host, id) = (self.shared.host.clone(), self.row.id.clone());
-                            exited = Some(Box::pin(async move { host.wait(&id).await }));
-                            cut_off = Some(Box::pin(async move { live.cut_off().await }));
+                            let patience = self.shared.config.patience;
+                            exited = Some(Box::pin(async move { exit_of(&host, &id).await }));
+                            cut_off = Some(Box::pin(async move { live.cut_off(patience).await }));
                             (Ok(()), None)
                         }
                         Err(error) => {
@@ -162,8 +169,8 @@ impl<'a> Owner<'a> {
                     // Every handle is gone, so this server stops.
                     None => std::future::pending().await,
                 },
-                () = sleep(due.min(CLOCK_CHECK)) => {
-                    if self.row.end_at > self.shared.clock.now() { continue }
+                () = sleep(left.min(self.shared.config.patience.clock_check)) => {
+                    if !self.left().is_zero() { continue }
                     (Event::TimeUp, "its time is up".into())
                 }
             };
@@ -266,6 +273,7 @@ impl<'a> Owner<'a> {
         let stored = self.shared.store.set_end(&self.row.id, end_at, only_later, now).await;
         let stored = stored.map_err(|error| Error::internal("the timeout could not be stored", error))?;
         let end = stored.ok_or_else(|| crate::not_found(&self.row.id))?;
+        self.ends = moved(self.ends, (end_at, end), (now, Instant::now()));
         self.row.end_at = end;
         Ok(end)
     }
@@ -306,6 +314,14 @@ impl<'a> Owner<'a> {
     }
 }
 
+/// How long a sandbox may live from `now`: a wall clock that was set back while nobody looked gives it no more than all of
+/// its time again.
+fn budget(row: &SandboxRow, now: Timestamp) -> Duration {
+    let (left, all) = (row.end_at.since(now), row.end_at.since(row.created_at));
+    // An end before the creation was set by such a clock.
+    if all.is_zero() { left } else { left.min(all) }
+}
+
 /// What is answered once the end has begun.
 fn answer_at_end(id: &SandboxId, request: Request) {
     match request {
@@ -331,6 +347,28 @@ enum Origin {
     Found,
 }
 
+/// When its time is up by the steady clock, that was `ends`, after somebody asked for one end and the store has put another
+/// or the same in force. `now` is the time by both clocks.
+fn moved(ends: Instant, (asked, end): (Timestamp, Timestamp), now: (Timestamp, Instant)) -> Instant {
+    let at = |time: Timestamp| now.1 + time.since(now.0);
+    // Later than asked for is what it was before, and perhaps only seems to be later.
+    if end > asked { ends.max(at(asked)) } else { at(end) }
+}
+
+/// Waits for the end of its processes. An engine that can't say whether they have ended has not said that they have.
+async fn exit_of(host: &Host, id: &SandboxId) -> Result<Exit, HostError> {
+    let mut pause = RETRY.0;
+    loop {
+        let error = match host.wait(id).await {
+            Err(error) if error.refusal().is_some_and(|kind| kind != RefusalKind::NotFound) => error,
+            outcome => return outcome,
+        };
+        tracing::warn!(sandbox = %id, error = %Chain(&error), "its processes can't be waited for");
+        sleep(pause).await;
+        pause = (pause * 2).min(RETRY.1);
+    }
+}
+
 /// Brings a sandbox to where it can be reached. Stops between two steps once its end has begun.
 async fn bring_up(
     shared: Arc<Shared>,
@@ -343,7 +381,9 @@ async fn bring_up(
         host.create(SandboxSpec { id: id.clone(), rootfs: row.rootfs, limits: row.limits }).await?;
     }
     // Before anything runs in a new one; and a found one lost its listeners with their server.
-    agent::guard_airlock(host, id, &gone, &shared.tasks).await?;
+    if let Some(airlocks) = shared.airlocks() {
+        agent::guard_airlock(airlocks, id, &gone, &shared.tasks).await?;
+    }
     if origin == Origin::New && !gone.is_cancelled() {
         host.start(id).await?;
     }
@@ -352,11 +392,11 @@ async fn bring_up(
         if generation != row.generation.0 {
             agent::configure(&session, &row, shared.template(&row.template)?).await?;
         }
-        Ok(Arc::new(Live::new(id.clone(), session, host.clone(), gone.clone())))
+        Ok(Arc::new(Live::new(id.clone(), session, shared.airlocks().cloned(), gone.clone())))
     };
     tokio::select! {
         outcome = ready => outcome,
-        exit = host.wait(id) => {
+        exit = exit_of(host, id) => {
             let why = format!("its processes are gone: {:?}", exit?);
             Err(Error::internal("the sandbox ended as soon as it was started", why))
         }
@@ -396,5 +436,28 @@ impl Handle {
         only_later: bool,
     ) -> Result<Timestamp, Error> {
         self.ask(id, |reply| Request::SetEnd { end_at, only_later, reply }).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn an_end_moves_by_the_clock_of_the_moment() {
+        let (wall, steady) = (Timestamp::from_millis(0).plus(HOUR * 1000), Instant::now());
+        let now = (wall, steady);
+        let moved = |ends, asked, end| moved(steady + ends, (wall.plus(asked), wall.plus(end)), now) - steady;
+        assert_eq!(moved(HOUR, HOUR * 2, HOUR * 2), HOUR * 2);
+        assert_eq!(moved(HOUR, HOUR / 2, HOUR / 2), HOUR / 2);
+        // Cut at the longest life.
+        assert_eq!(moved(HOUR, HOUR * 9, HOUR * 5), HOUR * 5);
+        // It lives longer anyway.
+        assert_eq!(moved(HOUR * 3, HOUR, HOUR * 3), HOUR * 3);
+        // The wall clock was set back: it only seems to live for a day more, and gets what was asked for.
+        assert_eq!(moved(HOUR, HOUR * 2, HOUR * 25), HOUR * 2);
+        assert_eq!(moved(HOUR * 3, HOUR * 2, HOUR * 25), HOUR * 3);
     }
 }

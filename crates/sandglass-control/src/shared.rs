@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use sandglass_engine::EngineInfo;
 use sandglass_engine::host::Host;
+use sandglass_engine::{EngineInfo, Feature};
 use sandglass_store::{SandboxRow, Store};
 use sandglass_types::{Clock, Error, ErrorKind, NodeId, SandboxId};
 use tokio::sync::mpsc;
@@ -67,6 +67,12 @@ impl Shared {
         let (live, owners) = (LiveMap::default(), Mutex::default());
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         Self { store, host, clock, config, engine, node, live, tasks, stop, owners }
+    }
+
+    /// The host as the maker of sockets in airlocks; `None` if the engine says that it has no airlocks. Whatever else
+    /// goes wrong with them is a failure.
+    pub(crate) fn airlocks(&self) -> Option<&Host> {
+        (!self.engine.refuses(Feature::Airlock)).then_some(&self.host)
     }
 
     /// The template that a client's reference means.

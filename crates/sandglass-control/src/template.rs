@@ -59,7 +59,7 @@ pub struct Template {
     pub release: String,
     /// Who runs a command when the client names nobody.
     pub default_user: String,
-    /// Where that command runs.
+    /// Where that command runs; empty for its user's home.
     pub default_workdir: String,
     /// The environment of every command, before the sandbox's and the command's own variables.
     pub env: BTreeMap<String, String>,
@@ -132,6 +132,27 @@ pub fn load(cache_dir: &Path, name: &str) -> Result<Option<Template>, TemplateEr
         Some(recipe) => read_record(cache_dir, name, recipe.key(&release()?)),
         None => Ok(None),
     }
+}
+
+/// The template of that name for an engine whose sandboxes have no files of their own: they see this machine's, there is
+/// nothing to build, and a command runs at home.
+///
+/// # Errors
+/// There is no such recipe, or the machine does not say which release it is.
+pub fn unbuilt(name: &str) -> Result<Template, TemplateError> {
+    let recipe = recipe::find(name).ok_or_else(|| TemplateError::Unknown(name.to_owned()))?;
+    let release = release()?;
+    Ok(Template {
+        name: recipe.name.to_owned(),
+        recipe: recipe.key(&release),
+        // The content of nothing.
+        rootfs: Digest::from_bytes(Sha256::digest(b"").into()),
+        built_at: SystemClock.now(),
+        release,
+        default_user: recipe.meta.default_user,
+        default_workdir: String::new(),
+        env: recipe.meta.env,
+    })
 }
 
 /// The Debian release of this machine.

@@ -20,6 +20,18 @@ pub enum Isolation {
     None,
 }
 
+impl Isolation {
+    /// As answers and their headers have it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::UserspaceKernel => "userspace_kernel",
+            Self::VirtualMachine => "virtual_machine",
+            Self::None => "none",
+        }
+    }
+}
+
 /// Something that an engine may refuse: it does not promise it, and says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

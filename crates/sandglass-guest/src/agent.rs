@@ -13,7 +13,7 @@ use crate::job::Jobs;
 use crate::process::Registry;
 use crate::reaper::{Child, Reaper};
 use crate::settings::Current;
-use crate::users::Users;
+use crate::users::{User, Users};
 
 /// How long a program may take to start, most of which is waiting for the disk.
 const START_TIME: Duration = Duration::from_secs(10);
@@ -35,8 +35,9 @@ pub(crate) struct Agent {
     pub tasks: TaskTracker,
     /// The file system that is served.
     pub root: PathBuf,
-    /// Whether it is PID 1 of a sandbox, and so the machine around it is its own.
-    pub is_init: bool,
+    /// The only user there is, whatever name a client uses: set if the machine is not the sandbox's own, and the agent
+    /// one of its ordinary processes.
+    pub sole_user: Option<User>,
     cpu_times: Mutex<(u64, u64)>,
 }
 
@@ -45,7 +46,7 @@ impl Agent {
     ///
     /// # Errors
     /// Its thread could not be started.
-    pub(crate) fn new(jobs: Jobs, is_init: bool) -> std::io::Result<Self> {
+    pub(crate) fn new(jobs: Jobs, sole_user: Option<User>) -> std::io::Result<Self> {
         Ok(Self {
             settings: Current::default(),
             processes: Registry::new(),
@@ -54,7 +55,7 @@ impl Agent {
             blocking: Blocking::default(),
             tasks: TaskTracker::new(),
             root: PathBuf::from("/"),
-            is_init,
+            sole_user,
             cpu_times: Mutex::default(),
         })
     }

@@ -75,10 +75,10 @@ pub(crate) fn main(args: impl Iterator<Item = String>) -> ExitCode {
 fn run(options: Options) -> std::io::Result<()> {
     let jobs = match &options.groups {
         Some(base) => Jobs::below(base, false)?,
-        None => Jobs::none(),
+        None => Jobs::marked(),
     };
     rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1))?;
-    let agent = Arc::new(Agent::new(jobs, false)?);
+    let agent = Arc::new(Agent::new(jobs, None)?);
     agent.settings.set(Settings::new(options.configure));
     crate::agent::runtime()?.block_on(async {
         let listener = TcpListener::bind(options.listen).await?;

@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicI32;
 
 use rustix::io::Errno;
 
-use child::Plan;
+use child::{Become, Plan};
 
 /// Bytes of stack for the child; it needs a fraction of it.
 const STACK_LEN: usize = 64 * 1024;
@@ -43,15 +43,15 @@ pub(crate) struct Spawn<'a> {
     pub env: Vec<CString>,
     /// Its working directory.
     pub cwd: CString,
-    /// Whom it runs as.
-    pub identity: &'a Identity,
+    /// Whom it runs as; as the agent itself if that has no choice.
+    pub identity: Option<&'a Identity>,
     /// Its standard input, output and error.
     pub stdio: [BorrowedFd<'a>; 3],
     /// What becomes its controlling terminal.
     pub terminal: Option<BorrowedFd<'a>>,
     /// The `cgroup.procs` file of the group to join.
     pub join: Option<BorrowedFd<'a>>,
-    /// Limit on the processes of its user, unless that is root.
+    /// Limit on the processes of its user, unless that is root or the agent's own.
     pub max_processes: u32,
 }
 
@@ -185,10 +185,12 @@ pub(crate) fn spawn(request: &Spawn<'_>, pid: &AtomicI32) -> Result<(), SpawnErr
         args: args.as_ptr(),
         env: env.as_ptr(),
         cwd: request.cwd.as_ptr(),
-        uid: request.identity.uid,
-        gid: request.identity.gid,
-        groups: request.identity.groups.as_ptr(),
-        group_count: request.identity.groups.len(),
+        identity: request.identity.map(|identity| Become {
+            uid: identity.uid,
+            gid: identity.gid,
+            groups: identity.groups.as_ptr(),
+            group_count: identity.groups.len(),
+        }),
         stdio: raw,
         join: join.as_ref().map_or(-1, |fd| fd.as_fd().as_raw_fd()),
         terminal: terminal.as_ref().map_or(-1, |fd| fd.as_fd().as_raw_fd()),

@@ -8,8 +8,6 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use sandglass_proto::control::Configure;
 
-use crate::settings::Settings;
-
 /// Upper bound for `/etc/hosts` as it was before, in bytes.
 const MAX_HOSTS: usize = 64 * 1024;
 
@@ -128,28 +126,30 @@ fn read_hosts(path: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Writes what says whose sandbox this is, below `root`. Blocks.
+/// Makes the machine say whose sandbox it is; for process 1 of a sandbox, whose machine it is. Blocks.
 ///
 /// # Errors
 /// The step that failed.
-pub(crate) fn apply(configure: Configure, root: &Path, is_init: bool) -> Result<Settings, ConfigureError> {
+pub(crate) fn apply(configure: &Configure) -> Result<(), ConfigureError> {
+    rustix::system::sethostname(configure.sandbox_id.as_bytes())
+        .map_err(|errno| ConfigureError::Step { step: "setting the host name", source: errno.into() })?;
+    write_files(configure, Path::new("/"))
+}
+
+fn write_files(configure: &Configure, root: &Path) -> Result<(), ConfigureError> {
     let step = |step| move |source| ConfigureError::Step { step, source };
-    let name = configure.sandbox_id.clone();
-    if is_init {
-        rustix::system::sethostname(name.as_bytes())
-            .map_err(|errno| ConfigureError::Step { step: "setting the host name", source: errno.into() })?;
-    }
+    let name = &configure.sandbox_id;
     put(&root.join("etc/hostname"), &format!("{name}\n")).map_err(step("writing /etc/hostname"))?;
     let path = root.join("etc/hosts");
-    put(&path, &hosts(&read_hosts(&path), &name)).map_err(step("writing /etc/hosts"))?;
+    put(&path, &hosts(&read_hosts(&path), name)).map_err(step("writing /etc/hosts"))?;
     let dir = root.join("run/e2b");
     fs::create_dir_all(&dir).map_err(step("making /run/e2b"))?;
     for (file, value) in
-        [(".E2B_SANDBOX", "true"), (".E2B_SANDBOX_ID", &name), (".E2B_TEMPLATE_ID", &configure.template_id)]
+        [(".E2B_SANDBOX", "true"), (".E2B_SANDBOX_ID", name), (".E2B_TEMPLATE_ID", &configure.template_id)]
     {
         put(&dir.join(file), value).map_err(step("writing /run/e2b"))?;
     }
-    Ok(Settings::new(configure))
+    Ok(())
 }
 
 #[cfg(test)]
@@ -195,7 +195,7 @@ mod tests {
         for name in ["hosts", "hostname", "hosts.sandglass"] {
             std::os::unix::fs::symlink(&precious, etc.join(name)).unwrap();
         }
-        apply(configure(None), root.path(), false).unwrap();
+        write_files(&configure(None), root.path()).unwrap();
         assert_eq!(fs::read_to_string(&precious).unwrap(), "untouched");
         assert_eq!(fs::read_to_string(etc.join("hostname")).unwrap(), "s\n");
         assert_eq!(fs::read_to_string(root.path().join("run/e2b/.E2B_TEMPLATE_ID")).unwrap(), "base");

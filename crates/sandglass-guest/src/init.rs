@@ -49,7 +49,10 @@ pub(crate) fn main() -> ExitCode {
 }
 
 /// The two ends of the session, taken out of reach of anything that writes to standard output by habit.
-fn take_stdio() -> io::Result<(File, File)> {
+///
+/// # Errors
+/// One of them is closed, or there is no null device.
+pub(crate) fn take_stdio() -> io::Result<(File, File)> {
     let input: OwnedFd = io::stdin().as_fd().try_clone_to_owned()?;
     let output: OwnedFd = io::stdout().as_fd().try_clone_to_owned()?;
     let null = File::options().read(true).write(true).open("/dev/null")?;
@@ -81,13 +84,22 @@ fn mount_jobs() -> io::Result<Jobs> {
     Err(last.into())
 }
 
+/// Allows the agent, and what it starts, as many descriptors as there may be.
+///
+/// # Errors
+/// The kernel refused.
+pub(crate) fn raise_open_files() -> io::Result<()> {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    Ok(rustix::process::setrlimit(Resource::Nofile, raised)?)
+}
+
 /// What a PID 1 has to see to before anything else runs.
 fn prepare() -> io::Result<Jobs> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     // Nobody inside, the guest's root included, may look into the agent's memory and descriptors.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
+    raise_open_files()?;
     make_dir("/run", 0o755)?;
     make_dir(RUN_DIR, 0o755)?;
     make_dir(JOBS_DIR, 0o755)?;
@@ -98,7 +110,7 @@ fn prepare() -> io::Result<Jobs> {
 fn run() -> io::Result<()> {
     let (input, output) = take_stdio()?;
     let jobs = prepare()?;
-    let agent = Arc::new(Agent::new(jobs, true)?);
+    let agent = Arc::new(Agent::new(jobs, None)?);
     crate::agent::runtime()?.block_on(async {
         let router = http::router(&agent);
         let api = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, API_PORT))).await?;

@@ -1,8 +1,12 @@
 //! Groups of processes that nothing escapes: one per command, and killing it ends all of it.
 //!
 //! A process can leave its session and its parent (a daemon does both), but not its control group. Any hierarchy
-//! will do, for neither limits nor accounting are wanted: gVisor has one without controllers named `job`.
+//! will do, for neither limits nor accounting are wanted: gVisor has one without controllers named `job`. Where there is
+//! none, a [`mark`] is what takes its place; that can be left by those who mean to.
 
+mod mark;
+
+use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -13,6 +17,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
+
+use mark::Mark;
 
 /// Upper bound for the list of processes in one group, in bytes: 64 Ki processes.
 const MAX_PROCS: usize = 512 * 1024;
@@ -29,7 +35,7 @@ const KILL_TIME: Duration = Duration::from_secs(5);
 /// Where groups are made.
 #[derive(Debug)]
 pub(crate) struct Jobs {
-    base: Option<Arc<OwnedFd>>,
+    place: Place,
     next: AtomicU64,
     /// Groups whose command has ended while something in them lives on.
     lingering: Mutex<Vec<Arc<Job>>>,
@@ -40,9 +46,27 @@ pub(crate) struct Jobs {
     alone: bool,
 }
 
-/// One group.
+/// What holds processes together.
 #[derive(Debug)]
-pub(crate) struct Job {
+enum Place {
+    /// Control groups below this directory.
+    Groups(Arc<OwnedFd>),
+    /// Marks.
+    Marks(mark::Series),
+}
+
+/// What the processes of one command have in common.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// A control group.
+    Group(Group),
+    /// A mark.
+    Mark(Mark),
+}
+
+/// One control group.
+#[derive(Debug)]
+pub(crate) struct Group {
     base: Arc<OwnedFd>,
     name: String,
     alone: bool,
@@ -57,25 +81,22 @@ impl Jobs {
     pub(crate) fn below(base: &Path, alone: bool) -> io::Result<Self> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let base = rustix::fs::openat(CWD, base, flags, Mode::empty())?;
-        Ok(Self {
-            base: Some(Arc::new(base)),
+        Ok(Self::at(Place::Groups(Arc::new(base)), alone))
+    }
+
+    /// Marks processes instead of grouping them: for development without control groups.
+    pub(crate) fn marked() -> Self {
+        Self::at(Place::Marks(mark::Series::new()), false)
+    }
+
+    fn at(place: Place, alone: bool) -> Self {
+        Self {
+            place,
             next: AtomicU64::new(1),
             lingering: Mutex::default(),
             all: Mutex::default(),
             created: Condvar::new(),
             alone,
-        })
-    }
-
-    /// Makes no groups: ending a command ends only its process group. For development without control groups.
-    pub(crate) fn none() -> Self {
-        Self {
-            base: None,
-            next: AtomicU64::new(1),
-            lingering: Mutex::default(),
-            all: Mutex::default(),
-            created: Condvar::new(),
-            alone: false,
         }
     }
 
@@ -83,21 +104,26 @@ impl Jobs {
     ///
     /// # Errors
     /// The kernel refused.
-    pub(crate) fn create(&self) -> io::Result<Option<Arc<Job>>> {
+    pub(crate) fn create(&self) -> io::Result<Arc<Job>> {
         self.sweep();
-        let Some(base) = &self.base else { return Ok(None) };
-        loop {
-            let name = format!("c{}", self.next.fetch_add(1, Ordering::Relaxed));
+        let job = loop {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let base = match &self.place {
+                Place::Groups(base) => base,
+                Place::Marks(series) => break Job::Mark(series.mark(number)),
+            };
+            let name = format!("c{number}");
             match rustix::fs::mkdirat(base, &name, Mode::from_raw_mode(0o755)) {
                 // A leftover of someone who made the name before.
                 Err(Errno::EXIST) => continue,
                 other => other?,
             }
-            let job = Arc::new(Job { base: Arc::clone(base), name, alone: self.alone });
-            self.all().push(Arc::downgrade(&job));
-            self.created.notify_all();
-            return Ok(Some(job));
-        }
+            break Job::Group(Group { base: Arc::clone(base), name, alone: self.alone });
+        };
+        let job = Arc::new(job);
+        self.all().push(Arc::downgrade(&job));
+        self.created.notify_all();
+        Ok(job)
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Weak<Job>>> {
@@ -139,9 +165,17 @@ impl Jobs {
         result
     }
 
+    /// Ends all groups. Blocks.
+    ///
+    /// # Errors
+    /// As [`Job::kill`].
+    pub(crate) fn end_all(&self) -> io::Result<()> {
+        self.existing().iter().try_for_each(|job| job.kill())
+    }
+
     /// A descriptor through which a process joins the group of another; `None` if that is in none.
     pub(crate) fn join_of(&self, pid: i32) -> Option<OwnedFd> {
-        let base = self.base.as_ref()?;
+        let Place::Groups(base) = &self.place else { return None };
         let memberships = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         open_procs(base, job_name(&memberships)?).ok()
     }
@@ -159,18 +193,56 @@ impl Jobs {
 }
 
 impl Job {
-    /// A descriptor through which a process joins.
+    /// A descriptor through which a process joins, if it is a control group.
     ///
     /// # Errors
     /// It can't be opened.
-    pub(crate) fn open(&self) -> io::Result<OwnedFd> {
-        Ok(open_procs(&self.base, &self.name)?)
+    pub(crate) fn open(&self) -> io::Result<Option<OwnedFd>> {
+        match self {
+            Self::Group(group) => Ok(Some(open_procs(&group.base, &group.name)?)),
+            Self::Mark(_) => Ok(None),
+        }
+    }
+
+    /// Puts into the environment of its first process what makes it belong.
+    pub(crate) fn mark(&self, env: &mut Vec<CString>) {
+        if let Self::Mark(mark) = self {
+            mark.put(env);
+        }
+    }
+
+    /// Kills everything in the group, and whatever that forks meanwhile, until nothing is left. Blocks.
+    ///
+    /// # Errors
+    /// The group can't be read, or something survived for several seconds.
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        self.kill_while(None)
+    }
+
+    fn kill_while(&self, stopped: Option<Stopped>) -> io::Result<()> {
+        match self {
+            Self::Group(group) => group.kill_while(stopped),
+            Self::Mark(mark) => mark.kill(),
+        }
     }
 
     fn len(&self) -> usize {
-        self.pids().map_or(0, |pids| pids.len())
+        match self {
+            Self::Group(group) => group.pids().map_or(0, |pids| pids.len()),
+            Self::Mark(mark) => mark.members().len(),
+        }
     }
 
+    /// Removes the group if it is empty, and says whether it is gone.
+    fn remove(&self) -> bool {
+        match self {
+            Self::Group(group) => group.remove(),
+            Self::Mark(mark) => mark.members().is_empty(),
+        }
+    }
+}
+
+impl Group {
     fn pids(&self) -> io::Result<Vec<Pid>> {
         let procs = match open_procs(&self.base, &self.name) {
             // It was removed, so it was empty.
@@ -197,14 +269,6 @@ impl Job {
         Ok(parse_procs(&text[..filled]))
     }
 
-    /// Kills everything in the group, and whatever that forks meanwhile, until nothing is left. Blocks.
-    ///
-    /// # Errors
-    /// The group can't be read, or something survived for several seconds.
-    pub(crate) fn kill(&self) -> io::Result<()> {
-        self.kill_while(None)
-    }
-
     fn kill_while(&self, mut stopped: Option<Stopped>) -> io::Result<()> {
         let deadline = Instant::now() + KILL_TIME;
         let mut pause = Duration::from_micros(200);
@@ -214,7 +278,7 @@ impl Job {
                 return Ok(());
             }
             if self.alone && stopped.is_none() && round >= STORM.0 && pids.len() > STORM.1 {
-                stopped = Some(stop_everything(|| self.len()));
+                stopped = Some(stop_everything(|| self.pids().map_or(0, |pids| pids.len())));
                 pids = self.pids()?;
             }
             for pid in pids {
@@ -229,7 +293,6 @@ impl Job {
         Ok(())
     }
 
-    /// Removes the group if it is empty, and says whether it is gone.
     fn remove(&self) -> bool {
         matches!(rustix::fs::unlinkat(&self.base, &self.name, AtFlags::REMOVEDIR), Ok(()) | Err(Errno::NOENT))
     }

@@ -2,7 +2,7 @@
 //!
 //! One binary under several names: as PID 1, or with `init`, it is the agent; as `sudo` it is the client that
 //! asks the agent to run a command as another user; with `serve` it serves the guest API on a TCP port, for
-//! development.
+//! development; with `unsealed` it is the agent of a sandbox that nothing isolates.
 
 mod agent;
 mod blocking;
@@ -23,6 +23,7 @@ mod reaper;
 mod session;
 mod settings;
 mod sudo;
+mod unsealed;
 mod users;
 
 use std::process::ExitCode;
@@ -50,9 +51,11 @@ fn main() -> ExitCode {
     }
     match args.next().as_deref() {
         Some("serve") => dev::main(args),
+        Some("unsealed") => unsealed::main(args),
         _ => {
             log::line(
-                "usage: sandglass-guest serve --listen ADDRESS:PORT; as process 1 it is a sandbox's agent",
+                "usage: sandglass-guest serve --listen ADDRESS:PORT, or unsealed HOME; as process 1 it is a sandbox's \
+                 agent",
             );
             ExitCode::from(2)
         }

@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::agent::Agent;
 use crate::process::Origin;
+use crate::settings::Settings;
 use crate::{http, identity, log};
 
 /// How long a connection to the guest's loopback may take: nothing is far away there.
@@ -63,16 +64,14 @@ async fn configure(agent: &Arc<Agent>, configure: Configure) -> FromAgent {
     let current = agent.settings.get().map_or(0, |settings| settings.generation());
     let generation = configure.generation;
     let result = match identity::check(&configure, current) {
-        Ok(()) => {
-            let root = agent.root.clone();
-            let is_init = agent.is_init;
-            agent.blocking.run(move || identity::apply(configure, &root, is_init)).await
-        }
+        // The machine is not this sandbox's.
+        Ok(()) if agent.sole_user.is_some() => Ok(configure),
+        Ok(()) => agent.blocking.run(move || identity::apply(&configure).map(|()| configure)).await,
         Err(error) => Err(error),
     };
     match result {
-        Ok(settings) => {
-            agent.settings.set(settings);
+        Ok(configure) => {
+            agent.settings.set(Settings::new(configure));
             FromAgent::Configured { generation }
         }
         Err(error) => {

@@ -82,6 +82,24 @@ fn read_bounded(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+impl User {
+    /// Whoever this process runs as, with the home directory `home`.
+    ///
+    /// # Errors
+    /// As [`Users::read`], or the kernel does not tell the groups.
+    pub(crate) fn own(home: &str) -> io::Result<Self> {
+        let uid = rustix::process::geteuid().as_raw();
+        let groups = rustix::process::getgroups()?.into_iter().map(rustix::fs::Gid::as_raw).collect();
+        let identity = Identity { uid, gid: rustix::process::getegid().as_raw(), groups };
+        let known = Users::read(Path::new("/"))?.by_uid(uid);
+        let (name, shell) = match known {
+            Some(user) => (user.name, user.shell),
+            None => (uid.to_string(), "/bin/sh".into()),
+        };
+        Ok(Self { name, home: home.into(), shell, identity })
+    }
+}
+
 impl Users {
     /// Reads both files below `root`.
     ///

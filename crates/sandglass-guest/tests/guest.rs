@@ -15,3 +15,5 @@ mod native;
 mod process;
 #[path = "guest/sandbox.rs"]
 mod sandbox;
+#[path = "guest/unsealed.rs"]
+mod unsealed;

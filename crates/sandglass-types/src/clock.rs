@@ -67,7 +67,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves only when told to.
+/// A clock that moves only when told to, in either direction.
 #[derive(Debug)]
 pub struct ManualClock(AtomicI64);
 
@@ -81,6 +81,11 @@ impl ManualClock {
     /// Moves the clock forward.
     pub fn advance(&self, span: Duration) {
         self.0.store(self.now().plus(span).0, Ordering::SeqCst);
+    }
+
+    /// Moves the clock back, as a person or a time server may.
+    pub fn set_back(&self, span: Duration) {
+        self.0.store(self.now().minus(span).0, Ordering::SeqCst);
     }
 }
 

@@ -50,6 +50,15 @@ pub(crate) enum EngineChoice {
     Auto,
     /// gVisor: a kernel in user space
     Gvisor,
+    /// None: for development, without root; needs --unsafe-no-isolation and a loopback address
+    Fake,
+}
+
+/// An engine that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Engine {
+    Gvisor,
+    Fake,
 }
 
 #[derive(Debug, Args)]
@@ -66,6 +75,9 @@ pub(crate) struct Serve {
     /// What isolates sandboxes [default: auto]
     #[arg(long, value_enum)]
     pub(crate) engine: Option<EngineChoice>,
+    /// Accept that nothing isolates what runs in sandboxes: it can do all that the server's user can
+    #[arg(long)]
+    pub(crate) unsafe_no_isolation: bool,
     /// A TOML file with the same settings and more; the command line wins
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
@@ -83,7 +95,9 @@ pub(crate) struct Host {
     #[arg(long)]
     pub(crate) guest: PathBuf,
     #[arg(long)]
-    pub(crate) runsc: PathBuf,
+    pub(crate) engine: Engine,
+    #[arg(long, required_if_eq("engine", "gvisor"))]
+    pub(crate) runsc: Option<PathBuf>,
 }
 
 /// Which server to talk to, and as whom.

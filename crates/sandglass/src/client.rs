@@ -22,6 +22,7 @@ pub(crate) fn run(args: cli::Run) -> anyhow::Result<ExitCode> {
     own_failure(block_on(async {
         let api = Api::new(&args.remote)?;
         let sandbox = api.create(&args.template, args.timeout).await?;
+        warn_if_unsealed(&sandbox);
         let command = Command { words: args.command, user: None, cwd: None };
         let outcome = tokio::select! {
             outcome = exec::run(&api, &sandbox, command, args.remote.json) => outcome,
@@ -43,9 +44,18 @@ pub(crate) fn sandbox(verb: cli::Sandbox) -> anyhow::Result<ExitCode> {
         cli::Sandbox::Exec { remote, id, user, cwd, command } => own_failure(block_on(async {
             let api = Api::new(&remote)?;
             let sandbox = api.connect(&id).await?;
+            warn_if_unsealed(&sandbox);
             let command = Command { words: command, user, cwd };
             finish(&exec::run(&api, &sandbox, command, remote.json).await?, remote.json)
         })),
+    }
+}
+
+fn warn_if_unsealed(sandbox: &Reach) {
+    if sandbox.unsealed {
+        eprintln!(
+            "sandglass: warning: nothing isolates this sandbox; its commands can do what its server can"
+        );
     }
 }
 

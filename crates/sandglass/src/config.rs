@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use fs_err as fs;
 use serde::Deserialize;
 
-use crate::cli::{EngineChoice, Serve};
+use crate::cli::{Engine, EngineChoice, Serve};
 use crate::startup::{Reason, StartupError};
 
 /// The longest lifetime that can be configured: a year.
@@ -29,6 +29,8 @@ struct File {
     data_dir: Option<PathBuf>,
     cache_dir: Option<PathBuf>,
     engine: Option<String>,
+    #[serde(default)]
+    unsafe_no_isolation: bool,
     domain: Option<String>,
     runsc: Option<PathBuf>,
     max_lifetime_hours: Option<u64>,
@@ -43,8 +45,8 @@ pub(crate) struct Config {
     pub(crate) data_dir: PathBuf,
     /// What all servers of a machine share.
     pub(crate) cache_dir: PathBuf,
-    /// What isolates.
-    pub(crate) engine: EngineChoice,
+    /// What isolates; one that does not was accepted.
+    pub(crate) engine: Engine,
     /// The domain that clients reach sandboxes under.
     pub(crate) domain: Option<String>,
     /// The program of the gVisor engine; looked up in `PATH` if not set.
@@ -54,18 +56,19 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Puts the command line over the file that it names.
-    pub(crate) fn resolve(args: &Serve) -> Result<Self, StartupError> {
-        Self::merge(args).map_err(|error| StartupError::new(Reason::Config, format!("{error:#}")))
+    /// Puts the command line over the file that it names. `root` says who starts the server.
+    pub(crate) fn resolve(args: &Serve, root: bool) -> Result<Self, StartupError> {
+        Self::merge(args, root).map_err(|error| StartupError::new(Reason::Config, format!("{error:#}")))
     }
 
-    fn merge(args: &Serve) -> anyhow::Result<Self> {
+    fn merge(args: &Serve, root: bool) -> anyhow::Result<Self> {
         let file = args.config.as_deref().map(read).transpose()?.unwrap_or_default();
         let engine = match (args.engine, file.engine.as_deref()) {
             (Some(engine), _) => engine,
             (None, None | Some("auto")) => EngineChoice::Auto,
             (None, Some("gvisor")) => EngineChoice::Gvisor,
-            (None, Some(other)) => bail!("engine in the config must be auto or gvisor, not {other:?}"),
+            (None, Some("fake")) => EngineChoice::Fake,
+            (None, Some(other)) => bail!("engine in the config must be auto, gvisor or fake, not {other:?}"),
         };
         let hours = file.max_lifetime_hours.unwrap_or(24);
         if !(1..=MAX_LIFETIME_HOURS).contains(&hours) {
@@ -75,18 +78,49 @@ impl Config {
             bail!("domain in the config must be a host name, with or without :PORT, not {domain:?}");
         }
         let default_listen = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 3000));
-        let folder = |args: &Option<PathBuf>, file: Option<PathBuf>, default: &str| {
-            args.clone().or(file).unwrap_or_else(|| default.into())
+        let listen = args.listen.or(file.listen).unwrap_or(default_listen);
+        let accepted = args.unsafe_no_isolation || file.unsafe_no_isolation;
+        let engine = engine_for(engine, accepted, listen)?;
+        let data_dir = args.data_dir.clone().or(file.data_dir);
+        let cache_dir = args.cache_dir.clone().or(file.cache_dir);
+        let (data_dir, cache_dir) = if root || engine == Engine::Gvisor {
+            (
+                data_dir.unwrap_or_else(|| "/var/lib/sandglass".into()),
+                cache_dir.unwrap_or_else(|| "/var/cache/sandglass".into()),
+            )
+        } else {
+            // Only root may write in those.
+            let data_dir = data_dir
+                .context("without root, say with --data-dir which folder of yours this server may have")?;
+            let cache_dir = cache_dir.unwrap_or_else(|| data_dir.join("cache"));
+            (data_dir, cache_dir)
         };
         Ok(Self {
-            listen: args.listen.or(file.listen).unwrap_or(default_listen),
-            data_dir: folder(&args.data_dir, file.data_dir, "/var/lib/sandglass"),
-            cache_dir: folder(&args.cache_dir, file.cache_dir, "/var/cache/sandglass"),
+            listen,
+            data_dir,
+            cache_dir,
             engine,
             domain: file.domain,
             runsc: file.runsc,
             max_lifetime: Duration::from_secs(hours * 3600),
         })
+    }
+}
+
+/// The engine that a choice means. The one that isolates nothing is never meant by accident: somebody must have
+/// `accepted` it, and nobody else may reach it.
+fn engine_for(choice: EngineChoice, accepted: bool, listen: SocketAddr) -> anyhow::Result<Engine> {
+    match choice {
+        EngineChoice::Auto | EngineChoice::Gvisor => Ok(Engine::Gvisor),
+        EngineChoice::Fake if !accepted => bail!(
+            "the fake engine isolates nothing: what runs in its sandboxes can do all that you can; if you want that, \
+             for development, add --unsafe-no-isolation"
+        ),
+        EngineChoice::Fake if !listen.ip().is_loopback() => bail!(
+            "the fake engine isolates nothing, so nobody else may reach its server: listen on a loopback address, as \
+             in --listen 127.0.0.1:3000, and not on {listen}"
+        ),
+        EngineChoice::Fake => Ok(Engine::Fake),
     }
 }
 
@@ -125,9 +159,62 @@ mod tests {
         let path = folder.path().join("config.toml");
         std::fs::write(&path, file).unwrap();
         let listen = listen.map(|text| text.parse().unwrap());
-        let args =
-            Serve { listen, data_dir: None, cache_dir: None, engine: None, config: Some(path), guest: None };
-        Ok(Config::resolve(&args)?)
+        let args = Serve {
+            listen,
+            data_dir: None,
+            cache_dir: None,
+            engine: None,
+            unsafe_no_isolation: false,
+            config: Some(path),
+            guest: None,
+        };
+        Ok(Config::resolve(&args, true)?)
+    }
+
+    #[test]
+    fn what_isolates_nothing_is_never_taken_by_accident() {
+        let (local, open) = (SocketAddr::from(([127, 0, 0, 1], 1)), SocketAddr::from(([0, 0, 0, 0], 1)));
+        let refused =
+            |accepted, listen| engine_for(EngineChoice::Fake, accepted, listen).unwrap_err().to_string();
+        assert!(refused(false, local).contains("add --unsafe-no-isolation"));
+        assert!(refused(false, open).contains("add --unsafe-no-isolation"));
+        for listen in ["0.0.0.0:1", "[::]:1", "192.0.2.1:1", "[::ffff:192.0.2.1]:1"] {
+            assert!(refused(true, listen.parse().unwrap()).contains("loopback"), "{listen}");
+        }
+        for listen in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1"] {
+            assert_eq!(engine_for(EngineChoice::Fake, true, listen.parse().unwrap()).unwrap(), Engine::Fake);
+        }
+        for choice in [EngineChoice::Auto, EngineChoice::Gvisor] {
+            for (accepted, listen) in [(false, local), (false, open), (true, local), (true, open)] {
+                assert_eq!(engine_for(choice, accepted, listen).unwrap(), Engine::Gvisor);
+            }
+        }
+        // The same in a file.
+        let fake = "engine = \"fake\"\n";
+        assert!(resolve(fake, None).is_err());
+        let accepted = format!("{fake}unsafe_no_isolation = true\n");
+        assert!(resolve(&accepted, Some("0.0.0.0:1")).is_err());
+        assert_eq!(resolve(&accepted, None).unwrap().engine, Engine::Fake);
+        assert_eq!(resolve("unsafe_no_isolation = true\n", None).unwrap().engine, Engine::Gvisor);
+    }
+
+    #[test]
+    fn without_root_it_wants_a_folder_of_its_own() {
+        let mut args = Serve {
+            listen: None,
+            data_dir: Some("/d".into()),
+            cache_dir: None,
+            engine: None,
+            unsafe_no_isolation: true,
+            config: None,
+            guest: None,
+        };
+        assert_eq!(Config::resolve(&args, false).unwrap().engine, Engine::Gvisor);
+        args.engine = Some(EngineChoice::Fake);
+        let config = Config::resolve(&args, false).unwrap();
+        assert_eq!((config.data_dir, config.cache_dir), ("/d".into(), "/d/cache".into()));
+        args.data_dir = None;
+        assert!(Config::resolve(&args, false).unwrap_err().to_string().contains("--data-dir"));
     }
 
     #[test]

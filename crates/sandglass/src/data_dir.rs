@@ -5,27 +5,34 @@
 //! DIR/serve/       the store: belongs to the half without privilege, which sees nothing else of the file system
 //! DIR/host/        sandboxes: belongs to root
 //! ```
+//!
+//! Without root there is nobody else to give anything to, so all of it belongs to the user who starts the server. The
+//! second line of `instance` names the engine, unless that is gVisor: sandboxes of one are not taken for another's.
 
+use std::fs::DirBuilder;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchmod, fchown, fstat, mkdirat};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 use sandglass_linux::lock::{FolderLock, LockError};
 use sandglass_linux::privilege::{self, Enforcement, Identity, WithoutLandlock};
 use sandglass_types::InstanceId;
 
+use crate::cli::Engine;
 use crate::startup::{Folder, Reason, StartupError};
 
 /// The file with the id of the instance, and its name before it is whole.
 const INSTANCE: &str = "instance";
 const UNNAMED: &str = ".instance.new";
 
-/// The file of the store, as the half without privilege sees it.
-pub(crate) const STORE: &str = "/store.db";
+/// The engine in that file.
+const FAKE: &str = "fake";
 
 /// How long a server that starts waits for the halves of one that was just killed.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
@@ -42,12 +49,23 @@ const FULL: u64 = 1 << 20;
 pub(crate) struct DataDir {
     path: PathBuf,
     instance: InstanceId,
+    engine: Engine,
+}
+
+/// Where the half without privilege is.
+#[derive(Debug)]
+pub(crate) struct Cell {
+    /// The file of the store, as this half sees it.
+    pub(crate) store: PathBuf,
+    /// How much of its walls the kernel enforces; `None` if it was not started as root, and so has none.
+    pub(crate) walls: Option<Enforcement>,
 }
 
 impl DataDir {
-    /// Opens a folder that a server made before.
+    /// Opens a folder that a server of this user made before.
     pub(crate) fn open(path: &Path) -> Result<Self, StartupError> {
         let path = fs::canonicalize(path).map_err(|error| unusable(path, &error))?;
+        require_owner(&path)?;
         let foreign =
             |what: &str| StartupError::new(Reason::ForeignFolder, format!("{} {what}", path.display()));
         let text = match fs::read_to_string(path.join(INSTANCE)) {
@@ -57,23 +75,37 @@ impl DataDir {
             }
             Err(error) => return Err(unusable(&path, &error)),
         };
-        let instance = text.trim_end().parse().map_err(|_| foreign("has a malformed instance file"))?;
-        Ok(Self { path, instance })
+        let malformed = || foreign("has a malformed instance file");
+        let mut lines = text.lines();
+        let instance = lines.next().unwrap_or_default().parse().map_err(|_| malformed())?;
+        let engine = match (lines.next(), lines.next()) {
+            (None, None) => Engine::Gvisor,
+            (Some(FAKE), None) => Engine::Fake,
+            _ => return Err(malformed()),
+        };
+        Ok(Self { path, instance, engine })
     }
 
-    /// Opens a folder, making it if it is missing or empty, and locks it.
-    pub(crate) fn open_or_create(path: &Path) -> Result<(Self, FolderLock), StartupError> {
-        fs::create_dir_all(path).map_err(|error| unusable(path, &error))?;
+    /// Opens a folder for a server with this engine, making it if it is missing or empty, and locks it.
+    pub(crate) fn open_or_create(path: &Path, engine: Engine) -> Result<(Self, FolderLock), StartupError> {
+        // Whatever the umask is, nobody else gets to write in it.
+        let made = DirBuilder::new().recursive(true).mode(0o755).create(path);
+        made.map_err(|error| unusable(path, &error))?;
         let path = fs::canonicalize(path).map_err(|error| unusable(path, &error))?;
+        require_owner(&path)?;
         let lock = lock(&path)?;
         if !path.join(INSTANCE).try_exists().map_err(|error| unusable(&path, &error))? {
             if holds_anything(&path).map_err(|error| unusable(&path, &error))? {
                 let what = format!("{} is neither empty nor a data folder of Sandglass", path.display());
                 return Err(StartupError::new(Reason::ForeignFolder, what));
             }
-            name(&path).map_err(|error| unusable(&path, &error))?;
+            name(&path, engine).map_err(|error| unusable(&path, &error))?;
         }
         let folder = Self::open(&path)?;
+        if folder.engine != engine {
+            let what = format!("{} belongs to a server with another engine", path.display());
+            return Err(StartupError::new(Reason::ForeignFolder, what));
+        }
         let system = rustix::fs::statvfs(&folder.path).map_err(|error| unusable(&path, &error.into()))?;
         if system.f_bavail.saturating_mul(system.f_frsize) < FULL {
             let path = folder.path.display();
@@ -88,14 +120,9 @@ impl DataDir {
     fn lay_out(&self) -> Result<(), StartupError> {
         let failed = |error: Errno| unusable(&self.path, &error.into());
         let Identity { uid, gid } = self.identity();
+        let other = geteuid().is_root().then_some((uid, gid));
         let data = open_folder(CWD, &self.path).map_err(failed)?;
-        let about = fstat(&data).map_err(failed)?;
-        if about.st_uid != 0 || about.st_mode & 0o022 != 0 {
-            let what =
-                format!("{} must belong to root, and nobody else may write in it", self.path.display());
-            return Err(StartupError::new(Reason::UnusableFolder, what));
-        }
-        for (name, owner) in [("serve", Some((uid, gid))), ("host", None)] {
+        for (name, owner) in [("serve", other), ("host", None)] {
             match mkdirat(&data, name, Mode::RWXU) {
                 Err(error) if error != Errno::EXIST => return Err(failed(error)),
                 _ => {}
@@ -140,12 +167,38 @@ impl DataDir {
         Identity { uid: id, gid: id }
     }
 
-    /// Gives up all privilege: from here on this process has an own user, no capability, and sees `serve/` as the whole
-    /// file system. Call it before the second thread starts.
-    pub(crate) fn confine(&self) -> Result<Enforcement, StartupError> {
-        let folder = self.path.join("serve");
-        Ok(privilege::enter_cell(&folder, self.identity(), WithoutLandlock::Refuse)?)
+    /// The engine of its sandboxes.
+    pub(crate) const fn engine(&self) -> Engine {
+        self.engine
     }
+
+    /// Gives up all privilege: from here on this process has an own user, no capability, and sees `serve/` as the whole
+    /// file system. Call it before the second thread starts. Without root there is nothing to give up.
+    pub(crate) fn confine(&self) -> Result<Cell, StartupError> {
+        let folder = self.path.join("serve");
+        if !geteuid().is_root() {
+            return Ok(Cell { store: folder.join("store.db"), walls: None });
+        }
+        let walls = privilege::enter_cell(&folder, self.identity(), WithoutLandlock::Refuse)?;
+        Ok(Cell { store: "/store.db".into(), walls: Some(walls) })
+    }
+}
+
+/// What others may change is not to be believed.
+fn require_owner(path: &Path) -> Result<(), StartupError> {
+    let about = open_folder(CWD, path).and_then(fstat).map_err(|error| unusable(path, &error.into()))?;
+    let own = geteuid();
+    if about.st_uid == own.as_raw() && about.st_mode & 0o022 == 0 {
+        return Ok(());
+    }
+    let must =
+        |who: &str| format!("{} must belong to {who}, and nobody else may write in it", path.display());
+    Err(if own.is_root() {
+        StartupError::new(Reason::UnusableFolder, must("root"))
+    } else {
+        let remedy = "become its owner, or name a folder of yours with --data-dir";
+        StartupError::with_remedy(Reason::UnusableFolder, must("the user who does this"), remedy)
+    })
 }
 
 fn open_folder(at: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
@@ -168,9 +221,10 @@ fn holds_anything(path: &Path) -> io::Result<bool> {
 }
 
 /// Makes a folder one of an instance.
-fn name(path: &Path) -> io::Result<()> {
+fn name(path: &Path, engine: Engine) -> io::Result<()> {
     let temporary = path.join(UNNAMED);
-    let named = fs::write(&temporary, format!("{}\n", InstanceId::random()))
+    let second = if engine == Engine::Fake { format!("{FAKE}\n") } else { String::new() };
+    let named = fs::write(&temporary, format!("{}\n{second}", InstanceId::random()))
         .and_then(|()| fs::rename(&temporary, path.join(INSTANCE)));
     if named.is_err() {
         let _ = fs::remove_file(&temporary);
@@ -211,17 +265,17 @@ mod tests {
         }
         std::fs::write(data.join("instance"), "abcdefgh\n").unwrap();
         symlink(&precious, data.join("serve")).unwrap();
-        let error = DataDir::open_or_create(&data).unwrap_err();
+        let error = DataDir::open_or_create(&data, Engine::Gvisor).unwrap_err();
         assert!(error.to_string().contains("serve is no folder"), "{error:#}");
         let meta = std::fs::metadata(&precious).unwrap();
         assert_eq!((meta.uid(), meta.mode() & 0o777), (0, 0o755));
         // Who may write in the folder could put a link there at any time.
         std::fs::remove_file(data.join("serve")).unwrap();
         std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o777)).unwrap();
-        let error = DataDir::open_or_create(&data).unwrap_err();
+        let error = DataDir::open_or_create(&data, Engine::Gvisor).unwrap_err();
         assert!(error.to_string().contains("must belong to root"), "{error:#}");
         std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o755)).unwrap();
-        DataDir::open_or_create(&data).unwrap();
+        DataDir::open_or_create(&data, Engine::Gvisor).unwrap();
         assert_ne!(std::fs::metadata(data.join("serve")).unwrap().uid(), 0);
     }
 
@@ -229,19 +283,32 @@ mod tests {
     fn a_folder_keeps_its_instance_and_its_lock() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("data");
-        let (first, held) = DataDir::open_or_create(&path).unwrap();
+        let (first, held) = DataDir::open_or_create(&path, Engine::Gvisor).unwrap();
         assert!(matches!(FolderLock::acquire(&path), Err(LockError::InUse)));
         drop(held);
-        let (second, _held) = DataDir::open_or_create(&path).unwrap();
+        let (second, _held) = DataDir::open_or_create(&path, Engine::Gvisor).unwrap();
         assert_eq!(first.instance(), second.instance());
         assert!(first.identity().uid >= UIDS.0);
+    }
+
+    #[test]
+    fn sandboxes_of_one_engine_are_not_taken_for_another_s() {
+        let parent = tempfile::tempdir().unwrap();
+        for (name, own, other) in [("a", Engine::Fake, Engine::Gvisor), ("b", Engine::Gvisor, Engine::Fake)] {
+            let path = parent.path().join(name);
+            drop(DataDir::open_or_create(&path, own).unwrap());
+            let error = DataDir::open_or_create(&path, other).unwrap_err();
+            assert!(error.to_string().contains("another engine"), "{error:#}");
+            assert_eq!(DataDir::open(&path).unwrap().engine(), own);
+            drop(DataDir::open_or_create(&path, own).unwrap());
+        }
     }
 
     #[test]
     fn a_folder_of_others_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("thesis.txt"), "years of work").unwrap();
-        let error = DataDir::open_or_create(folder.path()).unwrap_err();
+        let error = DataDir::open_or_create(folder.path(), Engine::Gvisor).unwrap_err();
         assert_eq!(error.reason(), Reason::ForeignFolder);
         assert!(error.to_string().contains("neither empty nor a data folder"), "{error}");
     }
@@ -250,7 +317,7 @@ mod tests {
     fn a_start_that_was_cut_off_leaves_no_foreign_folder() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join(UNNAMED), "").unwrap();
-        let (data, _lock) = DataDir::open_or_create(folder.path()).unwrap();
+        let (data, _lock) = DataDir::open_or_create(folder.path(), Engine::Gvisor).unwrap();
         assert_eq!(DataDir::open(folder.path()).unwrap().instance(), data.instance());
     }
 }

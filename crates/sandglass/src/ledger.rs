@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use sandglass_types::InstanceId;
 
+use crate::cli::Engine;
+
 mod claim;
 mod judge;
 mod observe;
@@ -34,6 +36,8 @@ pub(crate) struct Options {
     pub(crate) data_dir: PathBuf,
     /// Its id.
     pub(crate) instance: InstanceId,
+    /// What its sandboxes are made of.
+    pub(crate) engine: Engine,
     /// Print JSON.
     pub(crate) json: bool,
     /// Look again until nothing is left over, for at most so long.
@@ -76,9 +80,9 @@ fn look(
     owners: &mut dyn FnMut() -> anyhow::Result<Vec<Owner>>,
 ) -> anyhow::Result<Verdict> {
     let before = owners()?;
-    let observed = observe::observe(&options.data_dir, &options.instance)?;
+    let observed = observe::observe(&options.data_dir, &options.instance, options.engine)?;
     let after = owners()?;
-    Ok(judge(observed, &Expected::new(&before, &after)))
+    Ok(judge(observed, &Expected::new(&before, &after), options.engine))
 }
 
 #[cfg(test)]

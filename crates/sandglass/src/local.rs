@@ -5,13 +5,13 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use sandglass_store::{SqliteStore, Store};
 use sandglass_types::{Clock as _, SystemClock};
 
 use crate::admin::{self, Format};
 use crate::cli;
-use crate::data_dir::{DataDir, STORE};
+use crate::data_dir::DataDir;
 use crate::ledger::{self, owners};
 
 /// `sandglass team …`.
@@ -41,9 +41,9 @@ pub(crate) fn key(verb: &cli::Key) -> anyhow::Result<ExitCode> {
 /// `sandglass ledger`. Exits with 1 if something is left over or missing, and with 2 if that could not be found out.
 pub(crate) fn ledger(args: &cli::Ledger) -> anyhow::Result<ExitCode> {
     let outcome = (|| {
-        require_root()?;
         let data = DataDir::open(&args.data_dir)?;
         let options = ledger::Options {
+            engine: data.engine(),
             data_dir: data.path().to_owned(),
             instance: data.instance().clone(),
             json: args.json,
@@ -68,8 +68,8 @@ pub(crate) fn ledger(args: &cli::Ledger) -> anyhow::Result<ExitCode> {
 
 /// `sandglass owners`: what the ledger's child without privilege does.
 pub(crate) fn owners(args: &cli::Owners) -> anyhow::Result<ExitCode> {
-    DataDir::open(&args.data_dir)?.confine()?;
-    owners::print(Path::new(STORE), &mut std::io::stdout().lock())?;
+    let cell = DataDir::open(&args.data_dir)?.confine()?;
+    owners::print(&cell.store, &mut std::io::stdout().lock())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -77,23 +77,15 @@ const fn format(json: bool) -> Format {
     if json { Format::Json } else { Format::Text }
 }
 
-fn require_root() -> anyhow::Result<()> {
-    if !rustix::process::geteuid().is_root() {
-        bail!("only root may look into a server's data folder: run this as root");
-    }
-    Ok(())
-}
-
 /// Works on the store as the user that it belongs to, so that no file in it ever belongs to root.
 fn with_store(
     data_dir: &Path,
     work: impl AsyncFnOnce(&dyn Store, &mut (dyn Write + Send)) -> anyhow::Result<()>,
 ) -> anyhow::Result<ExitCode> {
-    require_root()?;
-    DataDir::open(data_dir)?.confine()?;
+    let cell = DataDir::open(data_dir)?.confine()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let store = SqliteStore::open(Path::new(STORE)).await?;
+        let store = SqliteStore::open(&cell.store).await?;
         let done = work(&store, &mut std::io::stdout()).await;
         store.close().await;
         done

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use sandglass_engine::Engine;
+use sandglass_engine::fake::{FakeConfig, FakeEngine};
 use sandglass_engine::gvisor::{Driver, GvisorConfig, GvisorEngine, HostPaths};
 use sandglass_engine::network::Assignments;
 use sandglass_linux::fdpass;
@@ -26,21 +27,28 @@ pub(crate) fn spawn(
     data: &DataDir,
     cache_dir: &Path,
     guest: &Path,
-    runsc: &Path,
+    runsc: Option<&Path>,
     lock: &FolderLock,
 ) -> anyhow::Result<(Child, OwnedFd)> {
     let (ours, theirs) = fdpass::pair().context("no line to the privileged half")?;
     let program = std::env::current_exe().context("this program can't find itself")?;
-    let host = Command::new(program)
-        .arg("host")
+    let mut host = Command::new(program);
+    host.arg("host")
         .arg("--data-dir")
         .arg(data.path())
         .arg("--cache-dir")
         .arg(cache_dir)
         .arg("--guest")
         .arg(guest)
-        .arg("--runsc")
-        .arg(runsc)
+        .arg("--engine")
+        .arg(match data.engine() {
+            cli::Engine::Gvisor => "gvisor",
+            cli::Engine::Fake => "fake",
+        });
+    if let Some(runsc) = runsc {
+        host.arg("--runsc").arg(runsc);
+    }
+    let host = host
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::from(lock.as_fd().try_clone_to_owned()?))
         .process_group(0)
@@ -52,26 +60,48 @@ pub(crate) fn spawn(
 /// Is the privileged half until the line is closed.
 pub(crate) fn run(args: cli::Host) -> anyhow::Result<()> {
     let line = std::io::stdin().as_fd().try_clone_to_owned()?;
-    let (airlocks, engine) = start(args)?;
+    let Started { engine, airlocks } = start(args)?;
     let served = sandglass_engine::host::server::run(line, &engine);
-    airlocks.close();
+    if let Some(airlocks) = airlocks {
+        airlocks.close();
+    }
     served.context("the line to the other half failed")
 }
 
-fn start(args: cli::Host) -> Result<(Arc<Assignments>, Arc<dyn Engine>), StartupError> {
+/// What the verbs are done with.
+struct Started {
+    engine: Arc<dyn Engine>,
+    /// The network of its sandboxes, if it gives them one.
+    airlocks: Option<Arc<Assignments>>,
+}
+
+fn start(args: cli::Host) -> Result<Started, StartupError> {
     let data = DataDir::open(&args.data_dir)?;
     sandglass_linux::process::adopt_orphans()
         .map_err(|error| StartupError::new(Reason::Host, format!("orphans can't be adopted: {error}")))?;
+    let runsc = match (args.engine, args.runsc) {
+        (cli::Engine::Gvisor, Some(runsc)) => runsc,
+        (cli::Engine::Gvisor, None) => return Err(StartupError::new(Reason::NoRunsc, "no runsc was named")),
+        (cli::Engine::Fake, _) => {
+            let engine = FakeEngine::open(FakeConfig {
+                data: data.host(),
+                instance: data.instance().clone(),
+                agent: args.guest,
+                agent_args: vec!["unsealed".into()],
+            })?;
+            return Ok(Started { engine: Arc::new(engine), airlocks: None });
+        }
+    };
     let airlocks = Arc::new(Assignments::open(&data.host(), data.instance())?);
     let engine = GvisorEngine::open(GvisorConfig {
         paths: HostPaths { data: data.host(), cache: args.cache_dir },
         instance: data.instance().clone(),
-        runsc: args.runsc,
+        runsc,
         guest: args.guest,
         guest_args: vec!["init".into()],
         airlocks: Some(Arc::clone(&airlocks) as _),
         driver: Driver::default(),
     })
     .inspect_err(|_| airlocks.close())?;
-    Ok((airlocks, Arc::new(engine)))
+    Ok(Started { engine: Arc::new(engine), airlocks: Some(airlocks) })
 }

@@ -19,9 +19,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::cli::EngineChoice;
+use crate::cli::Engine;
 use crate::config::Config;
-use crate::data_dir::{DataDir, STORE};
+use crate::data_dir::DataDir;
 use crate::startup::{Reason, StartupError};
 use crate::{admin, cli, doctor, guest_binary, privileged};
 
@@ -42,36 +42,51 @@ sandbox.kill()
 
 /// Serves until a signal, or until the privileged half is gone.
 pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
-    let config = Config::resolve(args)?;
-    if !rustix::process::geteuid().is_root() {
+    let root = rustix::process::geteuid().is_root();
+    let config = Config::resolve(args, root)?;
+    if !root && config.engine != Engine::Fake {
         return Err(StartupError::new(Reason::NotRoot, "sandboxes need root to be made").into());
     }
     raise_open_files()?;
-    let (data, lock) = DataDir::open_or_create(&config.data_dir)?;
+    let (data, lock) = DataDir::open_or_create(&config.data_dir, config.engine)?;
     let listener = listen(config.listen)?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let runsc = match config.engine {
-        EngineChoice::Auto | EngineChoice::Gvisor => {
+        Engine::Gvisor => {
             let runsc = find_runsc(config.runsc.as_deref())?;
             doctor::before_start(&data, &config.cache_dir, &runsc)?;
-            runsc
+            Some(runsc)
+        }
+        Engine::Fake => {
+            tracing::warn!(
+                "NOTHING ISOLATES THE SANDBOXES OF THIS SERVER: what runs in them can read, change and reach all that \
+                 you can; this is for development alone"
+            );
+            None
         }
     };
     let guest = guest_binary::install(&config.cache_dir, args.guest.as_deref())?;
-    let base = template::prepare(&config.cache_dir, "base", |line| tracing::info!("{line}"))
-        .map_err(StartupError::from)?;
-    let (mut host, line) = privileged::spawn(&data, &config.cache_dir, &guest, &runsc, &lock)?;
-    let outcome = data.confine().map_err(Into::into).and_then(|confinement| {
-        tracing::info!(?confinement, identity = ?data.identity(), "gave up all privilege");
+    let base = match config.engine {
+        Engine::Gvisor => template::prepare(&config.cache_dir, "base", |line| tracing::info!("{line}")),
+        Engine::Fake => template::unbuilt("base"),
+    };
+    let base = base.map_err(StartupError::from)?;
+    let (mut host, line) = privileged::spawn(&data, &config.cache_dir, &guest, runsc.as_deref(), &lock)?;
+    let outcome = data.confine().map_err(Into::into).and_then(|cell| {
+        match cell.walls {
+            Some(walls) => tracing::info!(?walls, identity = ?data.identity(), "gave up all privilege"),
+            None => tracing::warn!("not started as root, so this half has all the rights of its user"),
+        }
         let templates = HashMap::from([(base.name.clone(), base)]);
         let control = sandglass_control::Config {
             templates,
             max_lifetime: config.max_lifetime,
             domain: config.domain.clone(),
+            patience: sandglass_control::Patience::default(),
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        runtime.block_on(serve(control, listener, address, line))
+        runtime.block_on(serve(control, &cell.store, listener, address, line))
     });
     // The line is closed by now, so the other half is about to end.
     let ended = wait_for(&mut host);
@@ -118,6 +133,7 @@ fn raise_open_files() -> anyhow::Result<()> {
 
 async fn serve(
     config: sandglass_control::Config,
+    store: &Path,
     listener: TcpListener,
     address: SocketAddr,
     line: std::os::fd::OwnedFd,
@@ -135,7 +151,7 @@ async fn serve(
             shutdown.cancel();
         }
     });
-    let store = SqliteStore::open(Path::new(STORE)).await.map_err(StartupError::from)?;
+    let store = SqliteStore::open(store).await.map_err(StartupError::from)?;
     let store: Arc<dyn Store> = Arc::new(store);
     let control = Control::start(config, Arc::clone(&store), host, Arc::new(SystemClock))
         .await

@@ -23,6 +23,37 @@ async fn the_rest_face_over_the_wire() {
 }
 
 #[tokio::test]
+async fn every_answer_says_what_isolates_and_a_sandbox_cannot_say_otherwise() {
+    let served = Served::start().await;
+    let (guest, address) = Guest::listen().await;
+    let (id, _) = served.fake.run(&[(8000, address)]);
+    let said = |head: &[String]| -> Vec<String> {
+        head.iter().filter(|line| line.starts_with("sandglass-isolation:")).cloned().collect()
+    };
+    let to = |port: u16| format!("E2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n");
+    for (path, headers, status) in [
+        ("/v1/info", format!("X-API-Key: {KEY}\r\n"), "200"),
+        ("/v1/info", String::new(), "401"),
+        ("/nowhere", format!("X-API-Key: {KEY}\r\n"), "404"),
+        ("/", format!("E2b-Sandbox-Id: {id}\r\n"), "400"),
+        ("/", to(9), "502"),
+    ] {
+        let mut client = served.connect().await;
+        client.send(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n")).await;
+        let head = client.head().await;
+        assert!(head[0].contains(status), "{head:?}");
+        assert_eq!(said(&head), ["sandglass-isolation: none"], "{head:?}");
+    }
+    let mut client = served.connect().await;
+    client.send(format!("GET / HTTP/1.1\r\nHost: localhost\r\n{}\r\n", to(8000))).await;
+    let mut inside = guest.accept().await;
+    inside.head().await;
+    let lie = "HTTP/1.1 200 OK\r\nSandglass-Isolation: virtual_machine\r\nsandglass-isolation: x\r\nContent-Length: 0\r\n\r\n";
+    inside.send(lie).await;
+    assert_eq!(said(&client.head().await), ["sandglass-isolation: none"]);
+}
+
+#[tokio::test]
 async fn slow_clients_are_dropped() {
     let served = Served::with(quick()).await;
     for start in ["", "P", "PRI * HTTP/2.0\r\n", "GET / HTTP/1.1\r\nHost: x\r\nX: "] {

@@ -37,16 +37,21 @@ pub(super) struct Plan {
     pub(super) args: *const *const c_char,
     pub(super) env: *const *const c_char,
     pub(super) cwd: *const c_char,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
-    pub(super) groups: *const u32,
-    pub(super) group_count: usize,
+    pub(super) identity: Option<Become>,
     pub(super) stdio: [RawFd; 3],
     pub(super) join: RawFd,
     pub(super) terminal: RawFd,
     pub(super) max_processes: u64,
     pub(super) failed_step: i32,
     pub(super) failed_errno: i32,
+}
+
+/// Another user than the agent's own.
+pub(super) struct Become {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) groups: *const u32,
+    pub(super) group_count: usize,
 }
 
 /// Blocks all signals of the calling thread while it lives.
@@ -146,14 +151,16 @@ unsafe fn attempt(plan: &Plan) -> (Step, i32) {
             return (Step::Limits, errno);
         }
         libc::syscall(libc::SYS_umask, 0o022);
-        if let Err(errno) = drop_capabilities() {
-            return (Step::Capabilities, errno);
-        }
-        if libc::syscall(libc::SYS_setgroups, plan.group_count, plan.groups) < 0
-            || libc::syscall(libc::SYS_setresgid, plan.gid, plan.gid, plan.gid) < 0
-            || libc::syscall(libc::SYS_setresuid, plan.uid, plan.uid, plan.uid) < 0
-        {
-            return (Step::Identity, errno());
+        if let Some(Become { uid, gid, groups, group_count }) = &plan.identity {
+            if let Err(errno) = drop_capabilities() {
+                return (Step::Capabilities, errno);
+            }
+            if libc::syscall(libc::SYS_setgroups, *group_count, *groups) < 0
+                || libc::syscall(libc::SYS_setresgid, *gid, *gid, *gid) < 0
+                || libc::syscall(libc::SYS_setresuid, *uid, *uid, *uid) < 0
+            {
+                return (Step::Identity, errno());
+            }
         }
         if libc::syscall(libc::SYS_chdir, plan.cwd) < 0 {
             return (Step::Directory, errno());
@@ -166,7 +173,8 @@ unsafe fn attempt(plan: &Plan) -> (Step, i32) {
 
 unsafe fn limits(plan: &Plan) -> Result<(), i32> {
     for (resource, limit) in [(libc::RLIMIT_CORE, 0), (libc::RLIMIT_NPROC, plan.max_processes)] {
-        if resource == libc::RLIMIT_NPROC && plan.uid == 0 {
+        // The agent's own user may have processes that are no business of the agent.
+        if resource == libc::RLIMIT_NPROC && plan.identity.as_ref().is_none_or(|identity| identity.uid == 0) {
             continue;
         }
         let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };

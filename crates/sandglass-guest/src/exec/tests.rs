@@ -26,7 +26,7 @@ fn run(args: &[&str], identity: &Identity, cwd: &str) -> Result<(String, Option<
         args: args.iter().map(|arg| c(arg)).collect(),
         env: vec![c("A=1")],
         cwd: c(cwd),
-        identity,
+        identity: Some(identity),
         stdio: [null.as_fd(), write.as_fd(), write.as_fd()],
         terminal: None,
         join: None,

@@ -130,15 +130,16 @@ pub(crate) async fn start(
 
     let (theirs, terminal) = (wiring.theirs, wiring.terminal);
     let work = move |agent: &Agent, child: &Arc<Child>| -> Result<_, ConnectError> {
-        let Prepared { program, args, env, cwd } = prepare(&config, &user, &settings)?;
+        let Prepared { program, args, mut env, cwd } = prepare(&config, &user, &settings)?;
         let job = agent.jobs.create().map_err(failed)?;
-        let procs = job.as_ref().map(|job| job.open()).transpose().map_err(failed)?;
+        let procs = job.open().map_err(failed)?;
+        job.mark(&mut env);
         let request = Spawn {
             program,
             args,
             env,
             cwd,
-            identity: &user.identity,
+            identity: agent.sole_user.is_none().then_some(&user.identity),
             stdio: [theirs[0].as_fd(), theirs[1].as_fd(), theirs[2].as_fd()],
             terminal: terminal.then(|| theirs[0].as_fd()),
             join: procs.as_ref().map(|procs| procs.as_fd()),
@@ -147,9 +148,7 @@ pub(crate) async fn start(
         match agent.reaper.spawn(&request, child) {
             Ok(()) => Ok((config, job)),
             Err(error) => {
-                if let Some(job) = job {
-                    agent.jobs.retire(job);
-                }
+                agent.jobs.retire(job);
                 Err(start_error(&config, error))
             }
         }
@@ -161,7 +160,7 @@ pub(crate) async fn start(
         config,
         tag: request.tag,
         child,
-        job: std::sync::Mutex::new(job),
+        job: std::sync::Mutex::new(Some(job)),
         input: wiring.input,
         output: Output::default(),
         timed_out: AtomicBool::new(false),
@@ -292,10 +291,7 @@ impl Process {
     pub(crate) async fn kill(&self, agent: &Arc<Agent>) {
         agent.reaper.signal(&self.child, Signal::KILL, true);
         let job = self.job.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(job) = job else {
-            let session = self.child.pid();
-            return agent.blocking.run(move || signal_session(session, Signal::KILL)).await;
-        };
+        let Some(job) = job else { return };
         if let Err(error) = agent.blocking.run(move || job.kill()).await {
             crate::log::line(&format!("ending a group of processes failed: {error}"));
         }

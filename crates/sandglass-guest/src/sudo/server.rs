@@ -228,14 +228,14 @@ fn start(
     });
     let failed = |error: io::Error| format!("no group of processes: {error}");
     let theirs = agent.jobs.join_of(caller);
-    let own_job = if theirs.is_some() { None } else { agent.jobs.create().map_err(failed)? };
-    let own_procs = own_job.as_ref().map(|job| job.open()).transpose().map_err(failed)?;
+    let own_job = theirs.is_none().then(|| agent.jobs.create()).transpose().map_err(failed)?;
+    let own_procs = own_job.as_ref().map(|job| job.open()).transpose().map_err(failed)?.flatten();
     let spawn = Spawn {
         program: text(program)?,
         args,
         env,
         cwd: text(plan.cwd)?,
-        identity: &plan.identity,
+        identity: Some(&plan.identity),
         stdio,
         terminal: slave.as_ref().map(|slave| slave.as_fd()),
         join: theirs.as_ref().or(own_procs.as_ref()).map(|fd| fd.as_fd()),

@@ -160,35 +160,9 @@ impl Sandbox {
         Self { dir, name, runsc }
     }
 
-    fn fifo(&self, name: &str) -> fs::File {
-        fs::File::options().read(true).write(true).open(self.dir.path().join(name)).unwrap()
-    }
-
     /// Attaches as a server does; the generation that the agent says hello with.
     pub(crate) async fn attach(&self) -> (Server, u32) {
-        let reader = pipe::Receiver::from_file(self.nonblocking("out")).unwrap();
-        let writer = pipe::Sender::from_file(self.nonblocking("in")).unwrap();
-        let random = RandomState::new().hash_one(&self.name);
-        let (session, driver) = Session::connect(reader, writer, Epoch::from_random(random));
-        let driver = AbortOnDropHandle::new(tokio::spawn(async {
-            let _ = driver.await;
-        }));
-        let hello = tokio::time::timeout(PATIENCE, session.recv_control()).await;
-        let Ok(Ok(FromAgent::Hello { generation, .. })) = hello else {
-            panic!("{hello:?}; {}", self.log());
-        };
-        (Server { session, _driver: driver }, generation)
-    }
-
-    fn nonblocking(&self, name: &str) -> fs::File {
-        let file = self.fifo(name);
-        rustix::io::ioctl_fionbio(&file, true).unwrap();
-        file
-    }
-
-    /// What the agent and gVisor logged.
-    pub(crate) fn log(&self) -> String {
-        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+        attach(self.dir.path()).await
     }
 }
 
@@ -207,6 +181,29 @@ impl Drop for Sandbox {
         runsc(&["delete", "-force"]);
         eventually("the sandbox ends", || self.runsc.try_wait().unwrap());
     }
+}
+
+/// Opens one of the FIFOs in a sandbox's folder, `in` or `out`, so that it does not end while this is open.
+pub(crate) fn open_fifo(dir: &Path, name: &str) -> fs::File {
+    let file = fs::File::options().read(true).write(true).open(dir.join(name)).unwrap();
+    rustix::io::ioctl_fionbio(&file, true).unwrap();
+    file
+}
+
+/// Attaches as a server does, to the agent behind the FIFOs in `dir`, which also has its `log`.
+pub(crate) async fn attach(dir: &Path) -> (Server, u32) {
+    let reader = pipe::Receiver::from_file(open_fifo(dir, "out")).unwrap();
+    let writer = pipe::Sender::from_file(open_fifo(dir, "in")).unwrap();
+    let random = RandomState::new().hash_one(dir);
+    let (session, driver) = Session::connect(reader, writer, Epoch::from_random(random));
+    let driver = AbortOnDropHandle::new(tokio::spawn(async {
+        let _ = driver.await;
+    }));
+    let hello = tokio::time::timeout(PATIENCE, session.recv_control()).await;
+    let Ok(Ok(FromAgent::Hello { generation, .. })) = hello else {
+        panic!("{hello:?}; {}", fs::read_to_string(dir.join("log")).unwrap_or_default());
+    };
+    (Server { session, _driver: driver }, generation)
 }
 
 /// A server that is attached to a sandbox; dropping it is its crash.

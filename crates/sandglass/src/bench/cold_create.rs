@@ -96,7 +96,7 @@ impl Reference {
         let rootfs = template::rootfs_dir(server.cache(), base.rootfs);
         let passwd = fs::read_to_string(rootfs.join("etc/passwd"))?;
         let user = ids_of(&passwd, &base.default_user).context("the template has no user")?;
-        let (data, lock) = DataDir::open_or_create(&server.reference())?;
+        let (data, lock) = DataDir::open_or_create(&server.reference(), cli::Engine::Gvisor)?;
         let paths = HostPaths { data: data.host(), cache: server.cache().to_owned() };
         let runsc = find_runsc(common.runsc.as_deref())?;
         let guest = guest_binary::install(server.cache(), None)?;

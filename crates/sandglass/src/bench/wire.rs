@@ -65,7 +65,7 @@ impl Connection {
             .header("content-type", "application/json")
             .body(Full::from(body.to_string()).boxed())?;
         let answer = collect(self.sender.send_request(request).await?).await?;
-        Reach::read(&serde_json::from_slice(&answer)?)
+        Reach::read(&serde_json::from_slice(&answer)?, false)
     }
 
     /// The start of `commands.run()`: the stream of what the process does.

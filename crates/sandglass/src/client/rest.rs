@@ -25,6 +25,17 @@ pub(crate) struct Api {
 pub(crate) struct Reach {
     pub(crate) id: String,
     pub(crate) token: Option<String>,
+    /// Whether the server says that nothing isolates it.
+    pub(crate) unsealed: bool,
+}
+
+/// What a server answered.
+struct Answer {
+    /// The next page's token, if there is one.
+    next: Option<String>,
+    /// Whether the server says that nothing isolates its sandboxes.
+    unsealed: bool,
+    body: Value,
 }
 
 impl Api {
@@ -48,20 +59,19 @@ impl Api {
 
     pub(crate) async fn create(&self, template: &str, timeout: u64) -> anyhow::Result<Reach> {
         let body = json!({ "templateID": template, "timeout": timeout });
-        let (_, answer) = self.call(Method::POST, "/v2/sandboxes", Some(&body)).await?;
-        Reach::read(&answer)
+        let answer = self.call(Method::POST, "/v2/sandboxes", Some(&body)).await?;
+        Reach::read(&answer.body, answer.unsealed)
     }
 
     pub(crate) async fn connect(&self, id: &str) -> anyhow::Result<Reach> {
         // A timeout never shortens here, so the smallest one just asks for the token.
         let body = json!({ "timeout": 1 });
-        let (_, answer) =
-            self.call(Method::POST, &format!("/v2/sandboxes/{id}/connect"), Some(&body)).await?;
-        Reach::read(&answer)
+        let answer = self.call(Method::POST, &format!("/v2/sandboxes/{id}/connect"), Some(&body)).await?;
+        Reach::read(&answer.body, answer.unsealed)
     }
 
     pub(crate) async fn info(&self, id: &str) -> anyhow::Result<Value> {
-        Ok(self.call(Method::GET, &format!("/v1/sandboxes/{id}"), None).await?.1)
+        Ok(self.call(Method::GET, &format!("/v1/sandboxes/{id}"), None).await?.body)
     }
 
     pub(crate) async fn kill(&self, id: &str) -> anyhow::Result<()> {
@@ -73,22 +83,15 @@ impl Api {
         let mut next = Some(String::new());
         while let Some(token) = next {
             let cursor = if token.is_empty() { token } else { format!("&nextToken={token}") };
-            let (more, page) =
-                self.call(Method::GET, &format!("/v2/sandboxes?limit=100{cursor}"), None).await?;
-            let Value::Array(page) = page else { bail!("the server's answer is no list") };
+            let answer = self.call(Method::GET, &format!("/v2/sandboxes?limit=100{cursor}"), None).await?;
+            let Value::Array(page) = answer.body else { bail!("the server's answer is no list") };
             all.extend(page);
-            next = more;
+            next = answer.next;
         }
         Ok(all)
     }
 
-    /// The next page's token, if there is one, and the answer.
-    async fn call(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<&Value>,
-    ) -> anyhow::Result<(Option<String>, Value)> {
+    async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> anyhow::Result<Answer> {
         let body = body.map(Value::to_string).unwrap_or_default();
         let request = Request::builder()
             .method(method)
@@ -101,16 +104,17 @@ impl Api {
             format!("no server answers at {}; start one with `sandglass serve`", self.base)
         })?;
         let status = response.status();
-        let next = response.headers().get("x-next-token").and_then(|token| token.to_str().ok());
-        let next = next.filter(|token| !token.is_empty()).map(str::to_owned);
+        let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
+        let next = header("x-next-token").filter(|token| !token.is_empty()).map(str::to_owned);
+        let unsealed = header("sandglass-isolation") == Some("none");
         let bytes = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
         let bytes =
             bytes.map_err(|error| anyhow::anyhow!("the answer could not be read: {error}"))?.to_bytes();
-        let answer = if bytes.is_empty() { Value::Null } else { serde_json::from_slice(&bytes)? };
+        let body = if bytes.is_empty() { Value::Null } else { serde_json::from_slice(&bytes)? };
         if !status.is_success() {
-            bail!("{}", refusal(status, &answer));
+            bail!("{}", refusal(status, &body));
         }
-        Ok((next, answer))
+        Ok(Answer { next, unsealed, body })
     }
 }
 
@@ -119,10 +123,10 @@ fn refusal(status: StatusCode, answer: &Value) -> String {
 }
 
 impl Reach {
-    /// From the answer to a create or connect.
-    pub(crate) fn read(answer: &Value) -> anyhow::Result<Self> {
+    /// From the answer to a create or connect of a server that says, or does not say, that it is `unsealed`.
+    pub(crate) fn read(answer: &Value, unsealed: bool) -> anyhow::Result<Self> {
         let id = answer["sandboxID"].as_str().context("the server's answer names no sandbox")?;
         let token = answer["envdAccessToken"].as_str().map(str::to_owned);
-        Ok(Self { id: id.to_owned(), token })
+        Ok(Self { id: id.to_owned(), token, unsealed })
     }
 }

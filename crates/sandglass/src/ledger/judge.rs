@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::claim::Claim;
 use super::owners::Owner;
+use crate::cli::Engine;
 
 /// What kinds of things an instance makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -22,8 +23,13 @@ pub(super) enum Kind {
     Descriptor,
 }
 
-/// What every running sandbox has at least one of.
-const REQUIRED: [Kind; 5] = [Kind::Process, Kind::LoopDevice, Kind::Namespace, Kind::Cgroup, Kind::File];
+/// What every running sandbox of this engine has at least one of.
+const fn required(engine: Engine) -> &'static [Kind] {
+    match engine {
+        Engine::Gvisor => &[Kind::Process, Kind::LoopDevice, Kind::Namespace, Kind::Cgroup, Kind::File],
+        Engine::Fake => &[Kind::Process, Kind::File],
+    }
+}
 
 impl Kind {
     /// For people.
@@ -117,7 +123,7 @@ impl Verdict {
 }
 
 /// Decides about every object.
-pub(super) fn judge(observed: Observed, expected: &Expected) -> Verdict {
+pub(super) fn judge(observed: Observed, expected: &Expected, engine: Engine) -> Verdict {
     let Observed { objects, server, unreadable } = observed;
     let mut verdict = Verdict { server, sandboxes: expected.live.len(), unreadable, ..Verdict::default() };
     let mut present: BTreeSet<(&SandboxId, Kind)> = BTreeSet::new();
@@ -143,7 +149,7 @@ pub(super) fn judge(observed: Observed, expected: &Expected) -> Verdict {
         }
     }
     for sandbox in &expected.running {
-        for kind in REQUIRED {
+        for &kind in required(engine) {
             if !present.contains(&(sandbox, kind)) {
                 verdict.missing.push(Missing { sandbox: sandbox.clone(), kind });
             }
@@ -155,6 +161,10 @@ pub(super) fn judge(observed: Observed, expected: &Expected) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn judge_gvisor(observed: Observed, expected: &Expected) -> Verdict {
+        judge(observed, expected, Engine::Gvisor)
+    }
 
     const A: &str = "aaaaaaaaaaaaaaaaaaaa";
     const B: &str = "bbbbbbbbbbbbbbbbbbbb";
@@ -169,7 +179,7 @@ mod tests {
 
     fn whole(id: &str) -> Vec<Object> {
         let claim = Claim::Sandbox(id.parse().unwrap());
-        REQUIRED.into_iter().map(|kind| object(kind, claim.clone())).collect()
+        required(Engine::Gvisor).iter().map(|&kind| object(kind, claim.clone())).collect()
     }
 
     fn same(owners: &[Owner]) -> Expected {
@@ -178,7 +188,7 @@ mod tests {
 
     #[test]
     fn nothing_is_clean() {
-        assert!(judge(Observed::default(), &Expected::default()).clean());
+        assert!(judge_gvisor(Observed::default(), &Expected::default()).clean());
     }
 
     #[test]
@@ -186,12 +196,12 @@ mod tests {
         use SandboxState as S;
         for (state, owned) in [(S::Creating, 5), (S::Running, 5), (S::Ending, 5), (S::Ended, 0)] {
             let observed = Observed { objects: whole(A), ..Observed::default() };
-            let verdict = judge(observed, &same(&[owner(A, state)]));
+            let verdict = judge_gvisor(observed, &same(&[owner(A, state)]));
             assert_eq!(verdict.counts.values().map(|count| count.owned).sum::<usize>(), owned, "{state:?}");
             assert_eq!(verdict.left_over.len(), 5 - owned, "{state:?}");
             assert_eq!(verdict.clean(), owned == 5, "{state:?}");
         }
-        let unknown = judge(Observed { objects: whole(B), ..Observed::default() }, &same(&[]));
+        let unknown = judge_gvisor(Observed { objects: whole(B), ..Observed::default() }, &same(&[]));
         assert_eq!(unknown.left_over.len(), 5);
     }
 
@@ -202,11 +212,22 @@ mod tests {
             let mut objects = whole(A);
             objects.retain(|object| object.kind != Kind::LoopDevice);
             let observed = Observed { objects, ..Observed::default() };
-            assert_eq!(judge(observed, &same(&[owner(A, state)])).missing.len(), missing, "{state:?}");
+            assert_eq!(judge_gvisor(observed, &same(&[owner(A, state)])).missing.len(), missing, "{state:?}");
         }
-        let lost = judge(Observed::default(), &same(&[owner(A, S::Running)]));
-        assert_eq!(lost.missing.len(), REQUIRED.len());
+        let lost = judge_gvisor(Observed::default(), &same(&[owner(A, S::Running)]));
+        assert_eq!(lost.missing.len(), required(Engine::Gvisor).len());
         assert!(!lost.clean());
+    }
+
+    #[test]
+    fn a_sandbox_that_nothing_isolates_has_less() {
+        let claim = Claim::Sandbox(A.parse().unwrap());
+        let objects = [Kind::Process, Kind::File].map(|kind| object(kind, claim.clone())).to_vec();
+        let expected = same(&[owner(A, SandboxState::Running)]);
+        let observed = || Observed { objects: objects.clone(), ..Observed::default() };
+        assert!(judge(observed(), &expected, Engine::Fake).clean());
+        assert_eq!(judge(observed(), &expected, Engine::Gvisor).missing.len(), 3);
+        assert_eq!(judge(Observed::default(), &expected, Engine::Fake).missing.len(), 2);
     }
 
     #[test]
@@ -222,8 +243,8 @@ mod tests {
             (&running[..], &none[..]),
         ] {
             let expected = Expected::new(before, after);
-            assert!(judge(Observed::default(), &expected).clean());
-            assert!(judge(Observed { objects: whole(A), ..Observed::default() }, &expected).clean());
+            assert!(judge_gvisor(Observed::default(), &expected).clean());
+            assert!(judge_gvisor(Observed { objects: whole(A), ..Observed::default() }, &expected).clean());
         }
     }
 
@@ -236,25 +257,26 @@ mod tests {
                 object(Kind::Mount, Claim::Instance),
             ]
         };
-        let alive = judge(Observed { objects: objects(), server: true, ..Observed::default() }, &same(&[]));
+        let alive =
+            judge_gvisor(Observed { objects: objects(), server: true, ..Observed::default() }, &same(&[]));
         assert!(alive.clean());
         assert_eq!(alive.counts[&Kind::Namespace], Count { spare: 1, ..Count::default() });
-        let dead = judge(Observed { objects: objects(), ..Observed::default() }, &same(&[]));
+        let dead = judge_gvisor(Observed { objects: objects(), ..Observed::default() }, &same(&[]));
         assert_eq!(dead.left_over.len(), 3);
         let survivors = same(&[owner(A, SandboxState::Ending)]);
-        let dead = judge(Observed { objects: objects(), ..Observed::default() }, &survivors);
+        let dead = judge_gvisor(Observed { objects: objects(), ..Observed::default() }, &survivors);
         assert_eq!(dead.left_over.len(), 1, "the sandboxes of a dead server still need what they share");
     }
 
     #[test]
     fn what_nobody_owns_is_left_over_also_under_a_running_server() {
         let objects = vec![object(Kind::File, Claim::Nobody)];
-        assert!(!judge(Observed { objects, server: true, ..Observed::default() }, &same(&[])).clean());
+        assert!(!judge_gvisor(Observed { objects, server: true, ..Observed::default() }, &same(&[])).clean());
     }
 
     #[test]
     fn what_could_not_be_read_is_not_clean() {
         let observed = Observed { unreadable: vec!["process 7".into()], ..Observed::default() };
-        assert!(!judge(observed, &same(&[])).clean());
+        assert!(!judge_gvisor(observed, &same(&[])).clean());
     }
 }

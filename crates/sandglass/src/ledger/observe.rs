@@ -9,6 +9,7 @@ use sandglass_types::{InstanceId, SandboxId};
 
 use super::claim::{Claim, Scope};
 use super::judge::{Kind, Object, Observed};
+use crate::cli::Engine;
 
 mod cgroups;
 mod files;
@@ -25,7 +26,7 @@ const MAX_UNREADABLE: usize = 20;
 ///
 /// # Errors
 /// A whole kind of things can't be read.
-pub(super) fn observe(data_dir: &Path, instance: &InstanceId) -> anyhow::Result<Observed> {
+pub(super) fn observe(data_dir: &Path, instance: &InstanceId, engine: Engine) -> anyhow::Result<Observed> {
     let scope = Scope::new(data_dir, instance);
     let mut unreadable = Vec::new();
     let processes = processes::read(&scope, &mut unreadable).context("processes can't be listed")?;
@@ -38,12 +39,15 @@ pub(super) fn observe(data_dir: &Path, instance: &InstanceId) -> anyhow::Result<
 
     let mut objects = processes::objects(&processes, &roles);
     objects.extend(processes::descriptors(&scope, &processes, &roles, &pins));
-    objects.extend(namespaces::objects(&processes, &roles, &pins, &mut unreadable)?);
-    objects.extend(mounts::objects(&scope, &processes, &mut unreadable).context("mounts can't be read")?);
-    objects.extend(mounts::loop_devices(&scope).context("loop devices can't be listed")?);
-    objects.extend(cgroups::objects(&scope).context("control groups can't be listed")?);
     objects.extend(files::objects(&scope).context("files can't be listed")?);
-    objects.extend(links(instance).context("network links can't be listed")?);
+    // Other engines have nothing of these to make, and who may use them perhaps no right to look.
+    if engine == Engine::Gvisor {
+        objects.extend(namespaces::objects(&processes, &roles, &pins, &mut unreadable)?);
+        objects.extend(mounts::objects(&scope, &processes, &mut unreadable).context("mounts can't be read")?);
+        objects.extend(mounts::loop_devices(&scope).context("loop devices can't be listed")?);
+        objects.extend(cgroups::objects(&scope).context("control groups can't be listed")?);
+        objects.extend(links(instance).context("network links can't be listed")?);
+    }
 
     for object in &mut objects {
         settle(&mut object.claim, &slots);

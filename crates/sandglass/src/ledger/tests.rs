@@ -58,7 +58,13 @@ impl Instance {
 
     /// The document, after checking that it agrees with the answer.
     fn look(&self, owners: &[Owner], wait: Option<Duration>) -> Value {
-        let options = Options { data_dir: self.path(), instance: self.id.clone(), json: true, wait };
+        let options = Options {
+            data_dir: self.path(),
+            instance: self.id.clone(),
+            engine: Engine::Gvisor,
+            json: true,
+            wait,
+        };
         let mut out = Vec::new();
         let clean = run(&options, &mut || Ok(owners.to_vec()), &mut out).unwrap();
         let document: Value = serde_json::from_slice(&out).unwrap();
@@ -265,6 +271,7 @@ fn waiting_ends_when_nothing_is_left() {
     let waited = |wait| Options {
         data_dir: instance.path(),
         instance: instance.id.clone(),
+        engine: Engine::Gvisor,
         json: false,
         wait: Some(wait),
     };

@@ -46,9 +46,11 @@ pub(super) struct Descriptor {
 /// Reads all processes but this one and the kernel's own.
 ///
 /// A process that has a capability which this one can't have is read as far as everybody may: a server with no more
-/// privilege than this process can't have started it.
+/// privilege than this process can't have started it. Without root that goes for all that can't be read: most belong to
+/// others.
 pub(super) fn read(scope: &Scope, unreadable: &mut Vec<String>) -> io::Result<Vec<Process>> {
     let own = i32::try_from(std::process::id()).unwrap_or_default();
+    let root = rustix::process::geteuid().is_root();
     let bound = capabilities("CapBnd:", &text(Path::new("/proc/self/status"))?).unwrap_or(0);
     let mut processes = Vec::new();
     for entry in fs_err::read_dir("/proc")? {
@@ -63,7 +65,7 @@ pub(super) fn read(scope: &Scope, unreadable: &mut Vec<String>) -> io::Result<Ve
             match read_private(&mut process, &folder, &scope.data_dir) {
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     let held = capabilities("CapPrm:", &text(&folder.join("status"))?).unwrap_or(0);
-                    if held & !bound == 0 { Err(error) } else { Ok(Some(process)) }
+                    if root && held & !bound == 0 { Err(error) } else { Ok(Some(process)) }
                 }
                 outcome => outcome.map(|()| Some(process)),
             }

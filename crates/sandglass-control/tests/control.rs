@@ -1,0 +1,16 @@
+//! The product on the engine that isolates nothing: a real store, the real line to the host, real agents, and a clock
+//! that the test sets. `SANDGLASS_GUEST` names the agent.
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "test code")]
+
+#[path = "control/clock.rs"]
+mod clock;
+#[path = "control/fixture.rs"]
+mod fixture;
+#[path = "control/lifecycle.rs"]
+mod lifecycle;
+#[path = "control/restart.rs"]
+mod restart;
+#[path = "control/trouble.rs"]
+mod trouble;
+#[path = "control/troubled.rs"]
+mod troubled;

@@ -1,0 +1,145 @@
+//! An engine whose verbs fail or hang as the test wants.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use sandglass_engine::engine::{AirlockSocket, Feature, Presence, SessionEnds};
+use sandglass_engine::fake::FakeEngine;
+use sandglass_engine::{Engine, EngineError, EngineInfo, Exit, SandboxSpec, Stats};
+use sandglass_types::SandboxId;
+
+#[derive(Default)]
+struct State {
+    failures: BTreeMap<&'static str, VecDeque<EngineError>>,
+    held: BTreeSet<&'static str>,
+    calls: BTreeMap<&'static str, usize>,
+    claims_airlocks: bool,
+}
+
+/// What shall go wrong, and what was asked so far. Shared by the test and all engines of its world.
+#[derive(Default)]
+pub(crate) struct Trouble {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Trouble {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// Lets the next calls of a verb fail, one for each error.
+    pub(crate) fn fail(&self, verb: &'static str, errors: impl IntoIterator<Item = EngineError>) {
+        self.state().failures.entry(verb).or_default().extend(errors);
+    }
+
+    /// Lets calls of a verb hang until the returned value is dropped.
+    pub(crate) fn hold(self: &Arc<Self>, verb: &'static str) -> Held {
+        self.state().held.insert(verb);
+        Held(Arc::clone(self), verb)
+    }
+
+    /// How often a verb was called.
+    pub(crate) fn calls(&self, verb: &'static str) -> usize {
+        self.state().calls.get(verb).copied().unwrap_or(0)
+    }
+
+    /// Lets the engine say that it has airlocks, which it has not.
+    pub(crate) fn claim_airlocks(&self) {
+        self.state().claims_airlocks = true;
+    }
+
+    fn meet(&self, verb: &'static str) -> Result<(), EngineError> {
+        let mut state = self.state();
+        *state.calls.entry(verb).or_default() += 1;
+        state = self.changed.wait_while(state, |state| state.held.contains(verb)).unwrap();
+        state.failures.get_mut(verb).and_then(VecDeque::pop_front).map_or(Ok(()), Err)
+    }
+}
+
+/// A verb hangs while this lives.
+pub(crate) struct Held(Arc<Trouble>, &'static str);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.state().held.remove(self.1);
+        self.0.changed.notify_all();
+    }
+}
+
+/// A step that failed.
+pub(crate) fn broken() -> EngineError {
+    EngineError::Step { step: "do as the test wants", source: "it was to fail".into() }
+}
+
+/// The engine with its trouble.
+pub(crate) struct Troubled {
+    pub(crate) engine: FakeEngine,
+    pub(crate) trouble: Arc<Trouble>,
+}
+
+impl Engine for Troubled {
+    fn info(&self) -> EngineInfo {
+        let mut info = self.engine.info();
+        if self.trouble.state().claims_airlocks {
+            info.refuses.remove(&Feature::Airlock);
+        }
+        info
+    }
+
+    fn create(&self, spec: &SandboxSpec) -> Result<(), EngineError> {
+        self.trouble.meet("create")?;
+        self.engine.create(spec)
+    }
+
+    fn start(&self, id: &SandboxId) -> Result<(), EngineError> {
+        self.trouble.meet("start")?;
+        self.engine.start(id)
+    }
+
+    fn pause(&self, id: &SandboxId) -> Result<(), EngineError> {
+        self.engine.pause(id)
+    }
+
+    fn resume(&self, id: &SandboxId) -> Result<(), EngineError> {
+        self.engine.resume(id)
+    }
+
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
+        self.engine.checkpoint(id, image)
+    }
+
+    fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
+        self.engine.restore(spec, image)
+    }
+
+    fn destroy(&self, id: &SandboxId) -> Result<(), EngineError> {
+        self.trouble.meet("destroy")?;
+        self.engine.destroy(id)
+    }
+
+    fn stats(&self, id: &SandboxId) -> Result<Stats, EngineError> {
+        self.engine.stats(id)
+    }
+
+    fn list(&self) -> Result<Vec<(SandboxId, Presence)>, EngineError> {
+        self.trouble.meet("list")?;
+        self.engine.list()
+    }
+
+    fn attach(&self, id: &SandboxId) -> Result<SessionEnds, EngineError> {
+        self.trouble.meet("attach")?;
+        self.engine.attach(id)
+    }
+
+    fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, EngineError> {
+        self.trouble.meet("airlock_socket")?;
+        self.engine.airlock_socket(id, socket)
+    }
+
+    fn wait(&self, id: &SandboxId) -> Result<Exit, EngineError> {
+        self.trouble.meet("wait")?;
+        self.engine.wait(id)
+    }
+}
