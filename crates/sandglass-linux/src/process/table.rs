@@ -82,7 +82,9 @@ pub fn environment(pid: i32) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Whether every thread of a process is stopped or has ended. `true` for one that is gone.
+/// Whether no thread of a process runs code of its own until it is let: each is stopped or has ended, or is in the
+/// middle of a system call that a signal can't interrupt while SIGSTOP waits for it (`vfork` above all, whose caller
+/// sleeps so for as long as its child is stopped). `true` for one that is gone.
 ///
 /// # Errors
 /// The kernel refused to look.
@@ -93,7 +95,7 @@ pub fn is_stopped(pid: i32) -> io::Result<bool> {
         Err(error) => return Err(error),
     };
     for thread in threads {
-        let stopped = thread.and_then(|thread| is_stopped_thread(&thread.path()));
+        let stopped = thread.and_then(|thread| is_stopped_thread(pid, &thread.path()));
         match stopped {
             Ok(false) => return Ok(false),
             Ok(true) => {}
@@ -104,10 +106,22 @@ pub fn is_stopped(pid: i32) -> io::Result<bool> {
     Ok(true)
 }
 
-fn is_stopped_thread(folder: &Path) -> io::Result<bool> {
+fn is_stopped_thread(pid: i32, folder: &Path) -> io::Result<bool> {
     let stat = read_bounded(&folder.join("stat"), MAX_STAT_LEN)?;
-    let state = fields(&stat).and_then(|mut fields| fields.next());
-    Ok(matches!(state, Some("T" | "t" | "Z" | "X")))
+    Ok(match fields(&stat).and_then(|mut fields| fields.next()) {
+        Some("T" | "t" | "Z" | "X") => true,
+        Some("D") => {
+            let status = read_bounded(format!("/proc/{pid}/status").as_ref(), MAX_STAT_LEN)?;
+            stop_is_pending(&String::from_utf8_lossy(&status))
+        }
+        _ => false,
+    })
+}
+
+/// Whether `/proc/PID/status` has SIGSTOP, 19, among the signals that wait for the process.
+fn stop_is_pending(status: &str) -> bool {
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+    pending.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set & (1 << 18) != 0)
 }
 
 #[cfg(test)]
@@ -140,6 +154,15 @@ mod tests {
         };
         assert_eq!(entry, expected);
         assert_eq!(parse(7, b"7 (a) S 1 2"), None);
+    }
+
+    #[test]
+    fn a_pending_stop_is_told_from_other_signals() {
+        let status =
+            |set: &str| format!("Name:\tsh\nSigPnd:\t0000000000040000\nShdPnd:\t{set}\nSigBlk:\t0\n");
+        assert!(stop_is_pending(&status("0000000000050000")));
+        assert!(!stop_is_pending(&status("0000000000010000")));
+        assert!(!stop_is_pending("Name:\tsh\n"));
     }
 
     #[test]
