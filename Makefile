@@ -1,6 +1,6 @@
 # Everything a person or CI does with this repository. As root, because sandboxes need it.
 .DEFAULT_GOAL := help
-.PHONY: help setup guest build demo serve bench soak test format-check lint fmt clean
+.PHONY: help setup guest build demo serve bench soak test faults format-check lint fmt clean
 
 # The static binary that becomes the first process of every sandbox. The server carries it inside.
 GUEST := $(CURDIR)/target/guest/sandglass-guest
@@ -46,6 +46,9 @@ lint: format-check guest ## Check format and lints
 test: setup lint ## Run every test: unit, engine, and end to end with the E2B SDK
 	cargo build --locked --release --workspace --all-targets
 	@scripts/test.sh
+
+faults: setup build ## Kill the server at every step, each on its own (an hour; `make test` has them together)
+	SANDGLASS_FAULTS=each .venv/bin/python -m pytest tests/e2e/test_faults.py
 
 fmt: ## Format the code
 	cargo fmt --all

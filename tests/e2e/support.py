@@ -106,8 +106,18 @@ class Server:
     def headers(self) -> dict[str, str]:
         return {"X-API-Key": self.api_key}
 
-    def start(self) -> Server:
+    def start(self, failpoints: str = "") -> Server:
         """Starts it, and returns when it answers. From the second time on at the same address."""
+        announced, settings = self.launch(failpoints)
+        if not announced.wait(READY_WITHIN) or "E2B_API_URL" not in settings:
+            raise AssertionError(f"the server did not start; the end of its log:\n{self.log_tail()}")
+        self.address = settings["E2B_API_URL"].removeprefix("http://")
+        self.api_key = settings.get("E2B_API_KEY", self.api_key)
+        assert self.api_key, "no API key was printed at the first start"
+        return self
+
+    def launch(self, failpoints: str = "") -> tuple[threading.Event, dict]:
+        """Starts it, and returns what it says when it answers, if it does."""
         log = self.log_path.open("ab")
         process = subprocess.Popen(
             [*self.wrap, *self.program, "serve", "--listen", self.address]
@@ -116,6 +126,7 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            env=os.environ | ({"SANDGLASS_FAILPOINTS": failpoints} if failpoints else {}),
         )
         log.close()
         self.process = process
@@ -131,12 +142,7 @@ class Server:
             announced.set()
 
         threading.Thread(target=read, daemon=True).start()
-        if not announced.wait(READY_WITHIN) or "E2B_API_URL" not in settings:
-            raise AssertionError(f"the server did not start; the end of its log:\n{self.log_tail()}")
-        self.address = settings["E2B_API_URL"].removeprefix("http://")
-        self.api_key = settings.get("E2B_API_KEY", self.api_key)
-        assert self.api_key, "no API key was printed at the first start"
-        return self
+        return announced, settings
 
     def stop(self):
         """Asks it to stop, as an operator would. Sandboxes run on."""

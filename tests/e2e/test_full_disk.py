@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 from e2b import Sandbox
-from e2b.exceptions import SandboxException
+from e2b.exceptions import ServiceBusyException
 from support import Server, until
 
 
@@ -33,7 +33,7 @@ def test_a_full_disk_can_be_emptied(cramped_server):
     other = Sandbox.create(timeout=300, **server.opts)
     greedy.commands.run("head -c 600M /dev/zero > /tmp/x; sync; true", user="root", timeout=60)
     until(lambda: free(server) == 0, what="the disk is full")
-    with pytest.raises(SandboxException):
+    with pytest.raises(ServiceBusyException, match="out of disk space"):
         Sandbox.create(timeout=300, **server.opts)
     assert greedy.kill()
     assert not greedy.is_running()

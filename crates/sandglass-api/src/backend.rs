@@ -21,6 +21,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     async fn authenticate(&self, secret: &str) -> Result<Team, Error>;
     async fn create(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error>;
     async fn sandbox(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error>;
+    async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error>;
     async fn list(&self, filter: ListFilter) -> Result<ListPage, Error>;
     async fn kill(&self, team: TeamId, id: &SandboxId) -> Result<(), Error>;
     async fn set_timeout(&self, team: TeamId, id: &SandboxId, from_now: Duration)
@@ -67,6 +68,10 @@ impl Backend for Control {
 
     async fn sandbox(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
         Self::sandbox(self, team, id).await
+    }
+
+    async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
+        Self::record(self, team, id).await
     }
 
     async fn list(&self, filter: ListFilter) -> Result<ListPage, Error> {

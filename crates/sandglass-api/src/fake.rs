@@ -167,6 +167,11 @@ impl Backend for Fake {
         self.change(team, id, |row| row.clone())
     }
 
+    async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
+        let rows = self.rows.lock().unwrap();
+        rows.iter().find(|row| row.id == *id && row.team == team).cloned().ok_or_else(not_found)
+    }
+
     async fn list(&self, filter: ListFilter) -> Result<ListPage, Error> {
         let mut rows = self.rows.lock().unwrap().clone();
         rows.retain(|row| {

@@ -203,7 +203,7 @@ async fn get_native(
     caller: Caller,
     Named(id): Named,
 ) -> Result<axum::Json<SandboxDetailView>, ApiError> {
-    let row = state.backend.sandbox(caller.0, &id).await?;
+    let row = state.backend.record(caller.0, &id).await?;
     let events = state.backend.events(caller.0, &id).await?;
     let usage = state.backend.stats(caller.0, &id).await.ok().map(|stats| UsageView {
         cpu_micros: stats.cpu_micros,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt as _;
+use sandglass_engine::engine::Lack;
 use sandglass_engine::host::Host;
 use sandglass_engine::{EngineInfo, Stats};
 use sandglass_store::{
@@ -70,8 +71,17 @@ pub(crate) fn not_found(id: &SandboxId) -> Error {
     Error::new(ErrorKind::NotFound, format!("sandbox '{id}' not found"))
 }
 
-fn stored(error: StoreError) -> Error {
+pub(crate) fn stored(error: StoreError) -> Error {
+    if matches!(error, StoreError::Full) {
+        let message = format!("this machine is out of {}: try again when there is room", Lack::Disk);
+        return Error::new(ErrorKind::Capacity, message).because(error);
+    }
     Error::internal("the server's store failed; its log says why", error)
+}
+
+/// A step that a failpoint made fail.
+pub(crate) fn injected(injected: sandglass_failpoint::Injected) -> Error {
+    Error::internal("the server was told to fail here; its log says why", injected)
 }
 
 impl Control {
@@ -163,6 +173,7 @@ impl Control {
         };
         // Before the row is there, so that the reconciler never takes it for one that nobody owns.
         let claim = shared.claim(&new.id).ok_or_else(|| Error::new(ErrorKind::Conflict, "try again"))?;
+        sandglass_failpoint::hit_async("control.create.insert").await.map_err(injected)?;
         match shared.store.insert_sandbox(&new).await.map_err(stored)? {
             Created::Inserted => {}
             Created::Replay(id) => return self.sandbox(team, &id).await.map_err(|_| outcome_gone()),
@@ -176,6 +187,7 @@ impl Control {
             }
         }
         let row = self.row(&new.id).await?;
+        sandglass_failpoint::hit_async("control.create.own").await.map_err(injected)?;
         let (made, outcome) = oneshot::channel();
         claim.own(row, Begin::Create(made));
         let stopping = || Error::new(ErrorKind::Capacity, "the server is stopping; try again");
@@ -192,6 +204,15 @@ impl Control {
         if row.team == team && row.state == SandboxState::Running { Ok(row) } else { Err(not_found(id)) }
     }
 
+    /// A sandbox of this team in whatever state, also after its end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
+        let row = self.row(id).await?;
+        if row.team == team { Ok(row) } else { Err(not_found(id)) }
+    }
+
     /// A page of sandboxes.
     ///
     /// # Errors
@@ -205,7 +226,9 @@ impl Control {
     /// # Errors
     /// [`ErrorKind::NotFound`].
     pub async fn kill(&self, team: TeamId, id: &SandboxId) -> Result<(), Error> {
-        self.owner(team, id).await?.kill(id).await
+        sandglass_failpoint::hit_async("control.kill.receive").await.map_err(injected)?;
+        self.owner(team, id).await?.kill(id).await?;
+        sandglass_failpoint::hit_async("control.kill.answer").await.map_err(injected)
     }
 
     /// Makes a running sandbox end so long from now: earlier or later than before, zero is now. Returns the end.
@@ -253,9 +276,7 @@ impl Control {
     /// # Errors
     /// [`ErrorKind::NotFound`].
     pub async fn events(&self, team: TeamId, id: &SandboxId) -> Result<Vec<Event>, Error> {
-        if self.row(id).await?.team != team {
-            return Err(not_found(id));
-        }
+        self.record(team, id).await?;
         self.0.store.events(id).await.map_err(stored)
     }
 
@@ -304,11 +325,14 @@ impl Control {
         let mut adopted = Vec::new();
         // In this order: see `reconcile::plan`.
         let on_machine = self.0.host.list().await?;
+        sandglass_failpoint::hit_async("control.reconcile.list").await.map_err(injected)?;
         let states = [SandboxState::Creating, SandboxState::Running, SandboxState::Ending];
         let rows = self.0.store.on_node(self.0.node, &states).await.map_err(stored)?;
+        sandglass_failpoint::hit_async("control.reconcile.rows").await.map_err(injected)?;
         let owned = self.0.owned();
         for repair in reconcile::plan(&on_machine, rows, &owned) {
             tracing::info!(?repair, "reconciling");
+            sandglass_failpoint::hit_async("control.reconcile.repair").await.map_err(injected)?;
             match repair {
                 Repair::Adopt(row) => {
                     let (reply, outcome) = oneshot::channel();

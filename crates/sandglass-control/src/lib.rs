@@ -15,7 +15,7 @@ pub mod request;
 mod shared;
 pub mod template;
 
-pub(crate) use control::not_found;
 pub use control::{Config, Control, Patience};
+pub(crate) use control::{injected, not_found, stored};
 pub use live::{DialError, GuestStream, Live};
 pub use request::CreateSandbox;

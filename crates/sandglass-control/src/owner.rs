@@ -86,7 +86,6 @@ impl<'a> Owner<'a> {
         let stop = self.shared.stop.clone();
         // A stopping server leaves the sandbox as it is; the next one takes it up.
         let _stopped = stop.run_until_cancelled(self.live_and_end(begin)).await;
-        self.make_unreachable();
     }
 
     /// In this order: a client whose connection breaks must find the sandbox gone when it asks again.
@@ -103,7 +102,10 @@ impl<'a> Owner<'a> {
         }
         // Also the way of a half-made one that a crashed server left behind.
         if matches!(self.row.state, SandboxState::Creating | SandboxState::Running) {
-            let why = "it was not whole when the server started";
+            let why = match self.row.state {
+                SandboxState::Creating => "its creation was interrupted: the server or its client went away",
+                _ => "its processes were gone when the server looked",
+            };
             if !self.settle(Event::Missing, why).await {
                 self.remove_and_settle(Event::Missing, why, None).await;
             }
@@ -205,10 +207,11 @@ impl<'a> Owner<'a> {
         let (mut removed, mut pause) = (false, RETRY.0);
         loop {
             removed = removed || self.remove().await;
-            if let Some(killer) = killer.take_if(|_| removed) {
+            let stored = self.settle(event, why).await;
+            if let Some(killer) = killer.take_if(|_| removed || stored) {
                 let _gone = killer.send(Ok(()));
             }
-            if self.settle(event, why).await {
+            if stored {
                 return;
             }
             self.answer_for(pause).await;
@@ -232,6 +235,7 @@ impl<'a> Owner<'a> {
         if !self.settle(Event::Ready, "the agent is ready").await {
             return Err(Error::new(ErrorKind::Internal, "the sandbox could not be stored as running"));
         }
+        sandglass_failpoint::hit_async("control.create.reachable").await.map_err(crate::injected)?;
         self.shared.live.insert(Arc::clone(&live));
         Ok(live)
     }
@@ -239,6 +243,11 @@ impl<'a> Owner<'a> {
     /// Stores what the event leads to. `true` once it is stored, or if there is nothing to store.
     async fn settle(&mut self, event: Event, why: &str) -> bool {
         let Next::Move(to, end_reason) = lifecycle::next(self.row.state, event) else { return true };
+        let failpoint = match to {
+            SandboxState::Creating | SandboxState::Running => "control.store.running",
+            SandboxState::Ending => "control.store.ending",
+            SandboxState::Ended => "control.store.ended",
+        };
         let change = Transition {
             from: self.row.state,
             to,
@@ -246,7 +255,11 @@ impl<'a> Owner<'a> {
             at: self.shared.clock.now(),
             detail: why.to_owned(),
         };
-        match self.shared.store.transition(&self.row.id, &change).await {
+        let stored = async {
+            sandglass_failpoint::hit_async(failpoint).await.map_err(crate::injected)?;
+            self.shared.store.transition(&self.row.id, &change).await.map_err(crate::stored)
+        };
+        match stored.await {
             Ok(true) => {
                 tracing::info!(sandbox = %self.row.id, from = ?self.row.state, ?to, ?end_reason, why, "moved");
                 self.row.state = to;
@@ -298,7 +311,10 @@ impl<'a> Owner<'a> {
     async fn remove(&mut self) -> bool {
         let mut destroying = Box::pin({
             let (host, id) = (self.shared.host.clone(), self.row.id.clone());
-            async move { host.destroy(&id).await }
+            async move {
+                sandglass_failpoint::hit_async("control.end.destroy").await.map_err(crate::injected)?;
+                host.destroy(&id).await.map_err(Error::from)
+            }
         });
         loop {
             tokio::select! {
@@ -320,6 +336,13 @@ fn budget(row: &SandboxRow, now: Timestamp) -> Duration {
     let (left, all) = (row.end_at.since(now), row.end_at.since(row.created_at));
     // An end before the creation was set by such a clock.
     if all.is_zero() { left } else { left.min(all) }
+}
+
+impl Drop for Owner<'_> {
+    /// Also after a panic: the reconciler gives the sandbox another owner, and its session must have no two readers.
+    fn drop(&mut self) {
+        self.make_unreachable();
+    }
 }
 
 /// What is answered once the end has begun.
@@ -378,18 +401,23 @@ async fn bring_up(
 ) -> Result<Arc<Live>, Error> {
     let (host, id) = (&shared.host, &row.id);
     if origin == Origin::New {
+        sandglass_failpoint::hit_async("control.create.host").await.map_err(crate::injected)?;
         host.create(SandboxSpec { id: id.clone(), rootfs: row.rootfs, limits: row.limits }).await?;
     }
+    sandglass_failpoint::hit_async("control.create.guard").await.map_err(crate::injected)?;
     // Before anything runs in a new one; and a found one lost its listeners with their server.
     if let Some(airlocks) = shared.airlocks() {
         agent::guard_airlock(airlocks, id, &gone, &shared.tasks).await?;
     }
     if origin == Origin::New && !gone.is_cancelled() {
+        sandglass_failpoint::hit_async("control.create.start").await.map_err(crate::injected)?;
         host.start(id).await?;
     }
     let ready = async {
+        sandglass_failpoint::hit_async("control.create.attach").await.map_err(crate::injected)?;
         let (session, generation) = agent::attach(host, id, &gone, &shared.tasks).await?;
         if generation != row.generation.0 {
+            sandglass_failpoint::hit_async("control.create.configure").await.map_err(crate::injected)?;
             agent::configure(&session, &row, shared.template(&row.template)?).await?;
         }
         Ok(Arc::new(Live::new(id.clone(), session, shared.airlocks().cloned(), gone.clone())))

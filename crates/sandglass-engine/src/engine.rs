@@ -1,7 +1,6 @@
 //! The verbs that every engine has.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -85,6 +84,59 @@ pub struct SandboxSpec {
     pub limits: Limits,
 }
 
+/// What a machine can run out of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lack {
+    /// Bytes or files on the file system of the data folder.
+    Disk,
+    /// Memory.
+    Memory,
+    /// Processes and threads.
+    Processes,
+    /// Loop devices.
+    LoopDevices,
+    /// Open files.
+    Descriptors,
+}
+
+impl std::fmt::Display for Lack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Disk => "disk space",
+            Self::Memory => "memory",
+            Self::Processes => "processes",
+            Self::LoopDevices => "loop devices",
+            Self::Descriptors => "file descriptors",
+        })
+    }
+}
+
+impl Lack {
+    /// What is missing, if that is what the system's error behind this one says.
+    #[must_use]
+    pub fn behind(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        let chain = std::iter::successors(Some(error), |error| error.source());
+        let mut said = chain.filter_map(|error| error.downcast_ref::<std::io::Error>());
+        match said.find_map(errno)? {
+            Errno::NOSPC | Errno::DQUOT => Some(Self::Disk),
+            Errno::NOMEM => Some(Self::Memory),
+            Errno::AGAIN => Some(Self::Processes),
+            Errno::MFILE | Errno::NFILE => Some(Self::Descriptors),
+            _ => None,
+        }
+    }
+}
+
+/// The system's number of an error. `fs_err`, which adds the path, has it in its text alone.
+fn errno(error: &std::io::Error) -> Option<Errno> {
+    Errno::from_io_error(error).or_else(|| {
+        let text = error.to_string();
+        let number = text.rsplit_once("(os error ")?.1.strip_suffix(')')?;
+        Some(Errno::from_raw_os_error(number.parse().ok()?))
+    })
+}
+
 /// A failed verb.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -113,9 +165,17 @@ pub enum EngineError {
         /// What was asked.
         verb: &'static str,
     },
-    /// The machine lacks something: disk, memory, loop devices, descriptors.
-    #[error("the machine has no room: {0}")]
-    NoRoom(String),
+    /// A step failed because the machine ran out of something.
+    #[error("{step} failed, because this machine is out of {lack}")]
+    NoRoom {
+        /// What it ran out of.
+        lack: Lack,
+        /// Which step, as a verb phrase.
+        step: &'static str,
+        /// What was said.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A step failed.
     #[error("{step} failed")]
     Step {
@@ -140,25 +200,21 @@ impl EngineError {
     }
 }
 
-/// A failed step with its cause.
+/// A failed step with its cause, which may be that something is lacking.
 pub(crate) fn step(
     step: &'static str,
     source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
 ) -> EngineError {
-    EngineError::Step { step, source: source.into() }
+    let source = source.into();
+    match Lack::behind(&*source) {
+        Some(lack) => EngineError::NoRoom { lack, step, source },
+        None => EngineError::Step { step, source },
+    }
 }
 
-/// A full file system or an exhausted table is the machine's lack of room; all else is a failed step.
-pub(crate) fn no_room_or(step: &'static str, error: io::Error) -> EngineError {
-    let errno = Errno::from_io_error(&error);
-    if matches!(
-        errno,
-        Some(Errno::NOSPC | Errno::DQUOT | Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN)
-    ) || error.kind() == io::ErrorKind::ResourceBusy
-    {
-        EngineError::NoRoom(format!("{step}: {error}"))
-    } else {
-        EngineError::Step { step, source: error.into() }
+impl From<sandglass_failpoint::Injected> for EngineError {
+    fn from(injected: sandglass_failpoint::Injected) -> Self {
+        Self::Step { step: "a step under test", source: injected.into() }
     }
 }
 
@@ -313,10 +369,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_lack_of_room() {
-        let full = io::Error::from(Errno::NOSPC);
-        assert!(matches!(no_room_or("x", full), EngineError::NoRoom(_)));
-        let other = io::Error::from(Errno::PERM);
-        assert!(matches!(no_room_or("x", other), EngineError::Step { .. }));
+    fn what_is_missing_is_found_behind_any_error() {
+        let of = |error: std::io::Error| match step("x", error) {
+            EngineError::NoRoom { lack, .. } => Some(lack),
+            _ => None,
+        };
+        let system = |errno: Errno| of(errno.into());
+        assert_eq!(system(Errno::NOSPC), Some(Lack::Disk));
+        assert_eq!(system(Errno::NOMEM), Some(Lack::Memory));
+        assert_eq!(system(Errno::AGAIN), Some(Lack::Processes));
+        assert_eq!(system(Errno::MFILE), Some(Lack::Descriptors));
+        assert_eq!(system(Errno::PERM), None);
+        assert_eq!(of(std::io::Error::other("no number")), None);
+        // The crate that adds paths to errors hides the number from a plain look.
+        let path = std::path::Path::new("/dev/full");
+        let full = fs_err::write(path, "x").unwrap_err();
+        assert_eq!(of(full), Some(Lack::Disk));
     }
 }

@@ -31,7 +31,7 @@ use self::model::{Agent, Life, Model};
 use self::processes::Processes;
 use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Presence, SandboxSpec,
-    SessionEnds, Stats, no_room_or, step,
+    SessionEnds, Stats, step,
 };
 use crate::files::{private_folder, remove_folder};
 use crate::locks::{Locks, lock};
@@ -92,7 +92,7 @@ impl FakeEngine {
     }
 
     fn with(data: &Path, processes: Box<dyn Model>) -> Result<Self, EngineError> {
-        let failed = |error: io::Error| no_room_or("prepare the folders", error);
+        let failed = |error: io::Error| step("prepare the folders", error);
         let folder = |name| {
             let path = data.join(name);
             private_folder(data).and_then(|()| private_folder(&path))?;
@@ -150,7 +150,7 @@ impl FakeEngine {
 
     fn save(&self, record: &Record) -> Result<(), EngineError> {
         let path = self.folder(&record.spec.id).record();
-        record::write(record, &path).map_err(|error| no_room_or("write the record", error))
+        record::write(record, &path).map_err(|error| step("write the record", error))
     }
 
     fn advance(&self, record: &mut Record, progress: Status) -> Result<(), EngineError> {
@@ -199,7 +199,7 @@ impl FakeEngine {
             return Err(EngineError::Exists(id.clone()));
         }
         let make = || {
-            folder.make().map_err(|error| no_room_or("make the sandbox's folder", error))?;
+            folder.make().map_err(|error| step("make the sandbox's folder", error))?;
             let mut record = Record::new(spec.clone(), self.boot_id.clone());
             if let Some(image) = image {
                 record.started(self.processes.restore(spec, &folder, image)?);

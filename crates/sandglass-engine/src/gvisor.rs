@@ -61,7 +61,7 @@ use self::record::{Pinned, Record};
 use self::runsc::{Make, Network, Runsc};
 use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Isolation, Presence, SandboxSpec, SessionEnds,
-    Stats, no_room_or, step,
+    Stats, step,
 };
 use crate::files::{private_folder, remove_folder};
 use crate::locks::{Locks, lock};
@@ -140,7 +140,7 @@ impl GvisorEngine {
     /// The step that failed: something is missing on this machine.
     pub fn open(config: GvisorConfig) -> Result<Self, EngineError> {
         let GvisorConfig { paths, instance, runsc, guest, guest_args, airlocks, driver } = config;
-        let failed = |error: io::Error| no_room_or("prepare the folders", error);
+        let failed = |error: io::Error| step("prepare the folders", error);
         for folder in [&paths.data, &paths.sandboxes(), &paths.images()] {
             private_folder(folder).map_err(failed)?;
         }
@@ -246,7 +246,7 @@ impl GvisorEngine {
 
     fn save(&self, record: &Record) -> Result<(), EngineError> {
         let path = self.paths.sandbox(&record.id).record();
-        records::write(record, &path).map_err(|error| no_room_or("write the record", error))
+        records::write(record, &path).map_err(|error| step("write the record", error))
     }
 
     /// The record, if the sandbox is in the state that the verb needs.
@@ -287,14 +287,18 @@ impl GvisorEngine {
         }
         let paths = self.paths.sandbox(id);
         let leaf = self.leaf(id)?;
-        private_folder(paths.dir()).map_err(|error| no_room_or("make the sandbox's folder", error))?;
+        sandglass_failpoint::hit("engine.create.folder")?;
+        private_folder(paths.dir()).map_err(|error| step("make the sandbox's folder", error))?;
+        sandglass_failpoint::hit("engine.create.record")?;
         let mut record = Record::new(id.clone(), self.pinned(spec), spec.limits, self.boot_id.clone());
         self.save(&record)?;
+        sandglass_failpoint::hit("engine.create.disk")?;
         match image {
             None => disk::blank(&self.paths, spec.limits.disk_mib(), &paths.disk())?,
             Some(image) => disk::copy(&image.disk(), &paths.disk())
-                .map_err(|error| no_room_or("copy the image's disk", error))?,
+                .map_err(|error| step("copy the image's disk", error))?,
         }
+        sandglass_failpoint::hit("engine.create.network")?;
         let netns = match &self.airlocks {
             Some(airlocks) => Some(airlocks.assign(id).map_err(|error| step("make the network", error))?),
             None => None,
@@ -314,11 +318,14 @@ impl GvisorEngine {
             cgroups_path: &leaf.oci_path(),
             limits: spec.limits,
         });
+        sandglass_failpoint::hit("engine.create.files")?;
         make::write_files(&paths, &oci, spec.limits.memory_mib())?;
+        sandglass_failpoint::hit("engine.create.group")?;
         // Before `runsc`, which then leaves them as they are, and so that nothing of it ever runs without limits.
         leaf.make()
             .and_then(|()| leaf.limit(&ceiling::of(spec.limits)))
             .map_err(|error| step("make the control group", error))?;
+        sandglass_failpoint::hit("engine.create.attach")?;
         let device = make::attach_disk(&paths)?;
         let parts = Parts { paths: &paths, leaf: &leaf, layer: &self.layer.path, rootfs: &rootfs };
         let before = make::before(&parts, &device)?;
@@ -333,17 +340,21 @@ impl GvisorEngine {
                 "restore"
             }
         };
+        sandglass_failpoint::hit("engine.create.stdio")?;
         let stdio = Session { folder: paths.dir() }.agent_stdio()?;
         let call = Make { verb, options: &options, network, log: &paths.log() };
         self.runsc.make(id, &call, before, stdio)?;
         drop(device);
+        sandglass_failpoint::hit("engine.create.made")?;
         let identity = make::sandbox_process(&paths, &leaf)?;
+        sandglass_failpoint::hit("engine.create.watch")?;
         let watch = process::watch(identity).map_err(|error| step("watch the sandbox process", error))?;
         if let Some(watch) = watch {
             lock(&self.watches).insert(id.clone(), Arc::new(watch));
         }
         record.sandbox = Some(identity.into());
         record.progress = self.over_socket.then_some(progress);
+        sandglass_failpoint::hit("engine.create.save")?;
         self.save(&record)
     }
 
@@ -351,23 +362,38 @@ impl GvisorEngine {
     fn remove(&self, id: &SandboxId) -> Result<(), EngineError> {
         let paths = self.paths.sandbox(id);
         let leaf = self.leaf(id)?;
+        sandglass_failpoint::hit("engine.remove.begin")?;
         // The network ends beside the processes: neither needs the other, and both wait for the kernel.
         let (killed, released) = std::thread::scope(|scope| {
             let releasing = self.airlocks.as_ref().map(|airlocks| scope.spawn(|| airlocks.release(id)));
             teardown::abandon_disk(&leaf, &paths.disk());
-            let killed = teardown::kill(&leaf);
+            let killed = sandglass_failpoint::hit("engine.remove.kill").map_err(EngineError::from);
+            let killed = killed.and_then(|()| self.kill_recorded(id)).and_then(|()| teardown::kill(&leaf));
             let released = releasing.map_or(Ok(()), |thread| {
                 thread.join().unwrap_or_else(|_| Err("releasing the network panicked".into()))
             });
             (killed, released.map_err(|error| step("end the network", error)))
         });
         killed.and(released)?;
+        sandglass_failpoint::hit("engine.remove.forget")?;
         lock(&self.watches).remove(id);
         self.runsc.forget(id).map_err(|error| step("remove the state of runsc", error))?;
+        sandglass_failpoint::hit("engine.remove.group")?;
         teardown::remove_group(&leaf)?;
+        sandglass_failpoint::hit("engine.remove.detach")?;
         teardown::wait_detached(&paths.disk())?;
+        sandglass_failpoint::hit("engine.remove.folder")?;
         // Last, because it is what a list finds when all else is gone.
-        remove_folder(paths.dir())
+        remove_folder(paths.dir())?;
+        sandglass_failpoint::hit("engine.remove.done").map_err(Into::into)
+    }
+
+    /// Kills the sandbox process by its record: somebody may have taken it out of the group by which all are found. The
+    /// others end with it.
+    fn kill_recorded(&self, id: &SandboxId) -> Result<(), EngineError> {
+        let Ok(record) = self.record(id) else { return Ok(()) };
+        let Some(process) = self.process(&record)? else { return Ok(()) };
+        process.kill().map_err(|error| step("end the sandbox process", error))
     }
 
     fn known(&self, id: &SandboxId) -> Result<(), EngineError> {
@@ -415,11 +441,14 @@ impl Engine for GvisorEngine {
     fn start(&self, id: &SandboxId) -> Result<(), EngineError> {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
+        sandglass_failpoint::hit("engine.start.expect")?;
         let mut record = self.expect(id, Presence::Created, "start")?;
         if record.progress.is_some() {
+            sandglass_failpoint::hit("engine.start.link")?;
             let link = self.airlocks.as_ref().map(|airlocks| airlocks.guest_link(id)).transpose();
             let link = link.map_err(|error| step("open the guest's interface", error))?;
             self.control(id).start(link.as_ref())?;
+            sandglass_failpoint::hit("engine.start.save")?;
             self.advance(&mut record, Status::Running)?;
         } else {
             self.runsc.verb(id, "start", &[], VERB_TIMEOUT)?;
@@ -465,9 +494,11 @@ impl Engine for GvisorEngine {
         if target.exists() {
             return Err(EngineError::Exists(image.clone()));
         }
-        let failed = |error: io::Error| no_room_or("write the image", error);
+        let failed = |error: io::Error| step("write the image", error);
+        sandglass_failpoint::hit("engine.image.begin")?;
         let unfinished = Unfinished::begin(&self.paths.images()).map_err(failed)?;
         let checkpoint = unfinished.image().checkpoint();
+        sandglass_failpoint::hit("engine.image.checkpoint")?;
         // Without `--leave-running`, a checkpoint that fails kills the sandbox. It stays paused all the same,
         // because pauses nest.
         let by_command_line = [
@@ -482,11 +513,15 @@ impl Engine for GvisorEngine {
             self.runsc.verb(id, "checkpoint", &by_command_line, CHECKPOINT_TIMEOUT)?;
         }
         let disk = self.paths.sandbox(id).disk();
+        sandglass_failpoint::hit("engine.image.sync")?;
         teardown::find_disk(&self.leaf(id)?, &disk)
             .and_then(|mount| mount.ok_or_else(|| io::Error::other("it is not mounted"))?.sync())
             .map_err(|error| step("flush the disk", error))?;
+        sandglass_failpoint::hit("engine.image.copy")?;
         disk::copy(&disk, &unfinished.image().disk()).map_err(failed)?;
+        sandglass_failpoint::hit("engine.image.describe")?;
         unfinished.image().describe(record.pinned, record.limits).map_err(failed)?;
+        sandglass_failpoint::hit("engine.image.finish")?;
         unfinished.finish(&target).map_err(failed)
     }
 

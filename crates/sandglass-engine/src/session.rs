@@ -11,7 +11,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use sandglass_types::SandboxId;
 
-use crate::engine::{EngineError, SessionEnds, no_room_or, step};
+use crate::engine::{EngineError, SessionEnds, step};
 
 /// Buffer of each direction of a session, in bytes: fewer wake-ups on bulk data than with the kernel's 64 KiB.
 const BUFFER: usize = 256 * 1024;
@@ -51,7 +51,7 @@ impl Session<'_> {
             let _ = rustix::pipe::fcntl_setpipe_size(&fd, BUFFER);
             Ok(fd)
         };
-        let failed = |error: io::Error| no_room_or("open the session", error);
+        let failed = |error: io::Error| step("open the session", error);
         Ok(AgentStdio { stdin: open(IN).map_err(failed)?, stdout: open(OUT).map_err(failed)? })
     }
 

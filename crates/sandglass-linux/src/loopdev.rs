@@ -8,8 +8,6 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
-
 /// How often another process may take the device that the kernel called free, before this gives up.
 const MAX_RACES: usize = 128;
 
@@ -166,9 +164,8 @@ fn device_path(index: u32) -> PathBuf {
 }
 
 fn open_device(path: &Path) -> io::Result<OwnedFd> {
-    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| {
-        io::Error::new(io::Error::from(errno).kind(), format!("{}: {errno}", path.display()))
-    })
+    let file = fs_err::OpenOptions::new().read(true).write(true).open(path)?;
+    Ok(file.into_file().into())
 }
 
 /// A file system that lies on a loop device, proved by the device's backing file.

@@ -10,7 +10,8 @@ use fs_err as fs;
 
 /// A crate may depend on crates of lower layers only. The guest shares with the server nothing but the vocabulary and
 /// the protocol, so that what the server needs can never grow the binary that lives with the enemy.
-const LAYERS: [(&str, u32); 11] = [
+const LAYERS: [(&str, u32); 12] = [
+    ("sandglass-failpoint", 0),
     ("sandglass-types", 0),
     ("sandglass-proto", 0),
     ("sandglass-linux", 1),
@@ -192,4 +193,22 @@ fn every_barrier_of_the_threat_model_names_tests_that_exist() {
         .filter(|name| !tests.contains(&format!("fn {name}(")) && !tests.contains(&format!("def {name}(")))
         .collect();
     assert_eq!(missing, [""; 0], "the threat model names tests that do not exist");
+}
+
+#[test]
+fn every_failpoint_is_in_the_code_once_and_no_other_is() {
+    let (hit, list) = (["failpoint::hit(\"", "failpoint::hit_async(\""], "crates/sandglass-failpoint/");
+    let code: Vec<_> =
+        sources().filter(|(file, _)| !file.starts_with(list) && !file.ends_with(file!())).collect();
+    for name in sandglass_failpoint::NAMES {
+        let quoted = format!("\"{name}\"");
+        let places: usize = code.iter().map(|(_, text)| text.matches(&quoted).count()).sum();
+        assert_eq!(places, 1, "the failpoint {name} is in the code {places} times");
+    }
+    for (file, text) in &code {
+        for call in hit.iter().flat_map(|call| text.split(call).skip(1)) {
+            let name = call.split('"').next().unwrap_or_default();
+            assert!(sandglass_failpoint::NAMES.contains(&name), "{}: {name} is not listed", file.display());
+        }
+    }
 }

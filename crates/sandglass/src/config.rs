@@ -2,6 +2,7 @@
 
 use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +15,9 @@ use crate::startup::{Reason, StartupError};
 
 /// The longest lifetime that can be configured: a year.
 const MAX_LIFETIME_HOURS: u64 = 24 * 365;
+
+/// How many seconds an agent may be silent: enough for a busy machine, and not so many that nobody notices.
+const AGENT_SILENCE: RangeInclusive<u64> = 2..=3600;
 
 /// The largest file that is read, in bytes.
 const MAX_FILE: u64 = 64 << 10;
@@ -34,6 +38,7 @@ struct File {
     domain: Option<String>,
     runsc: Option<PathBuf>,
     max_lifetime_hours: Option<u64>,
+    agent_silence_seconds: Option<u64>,
 }
 
 /// The settings in force.
@@ -53,6 +58,8 @@ pub(crate) struct Config {
     pub(crate) runsc: Option<PathBuf>,
     /// The longest that a sandbox may live.
     pub(crate) max_lifetime: Duration,
+    /// How long a running sandbox's agent may give no sign of life.
+    pub(crate) agent_silence: Duration,
 }
 
 impl Config {
@@ -73,6 +80,11 @@ impl Config {
         let hours = file.max_lifetime_hours.unwrap_or(24);
         if !(1..=MAX_LIFETIME_HOURS).contains(&hours) {
             bail!("max_lifetime_hours must be between 1 and {MAX_LIFETIME_HOURS}, not {hours}");
+        }
+        let silence = file.agent_silence_seconds.unwrap_or(30);
+        if !AGENT_SILENCE.contains(&silence) {
+            let (least, most) = (AGENT_SILENCE.start(), AGENT_SILENCE.end());
+            bail!("agent_silence_seconds must be between {least} and {most}, not {silence}");
         }
         if let Some(domain) = file.domain.as_deref().filter(|domain| !is_domain(domain)) {
             bail!("domain in the config must be a host name, with or without :PORT, not {domain:?}");
@@ -103,6 +115,7 @@ impl Config {
             domain: file.domain,
             runsc: file.runsc,
             max_lifetime: Duration::from_secs(hours * 3600),
+            agent_silence: Duration::from_secs(silence),
         })
     }
 }
@@ -234,6 +247,7 @@ mod tests {
         assert!(error("lisen = \"127.0.0.1:1\"").contains("lisen"));
         assert!(error("engine = \"docker\"").contains("docker"));
         assert!(error("max_lifetime_hours = 0").contains("between 1 and"));
+        assert!(error("agent_silence_seconds = 1").contains("between 2 and"));
         assert!(error("domain = \"a b/c\"").contains("a b/c"));
         assert!(error(&format!("#{}", "x".repeat(70_000))).contains("64 KiB"));
     }

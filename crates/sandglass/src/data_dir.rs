@@ -34,8 +34,9 @@ const UNNAMED: &str = ".instance.new";
 /// The engine in that file.
 const FAKE: &str = "fake";
 
-/// How long a server that starts waits for the halves of one that was just killed.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a server that starts waits for the halves of one that was just killed: longer than the privileged half
+/// gives verbs that are under way.
+const LOCK_PATIENCE: Duration = Duration::from_secs(25);
 
 /// The range of the ids that servers run under: first and count. Nothing else uses them: see "UIDs and GIDs on systemd
 /// systems", which has 1,879,048,192 to 2,147,352,575 as unused.

@@ -8,6 +8,7 @@ mod client;
 mod config;
 mod data_dir;
 mod doctor;
+mod failpoints;
 mod guest_binary;
 mod ledger;
 mod local;
@@ -32,8 +33,12 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .init();
     let outcome = match cli.command {
-        Command::Serve(args) => serve::run(&args).map(|()| ExitCode::SUCCESS),
-        Command::Host(args) => privileged::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Serve(args) => {
+            failpoints::arm().and_then(|()| serve::run(&args)).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Host(args) => {
+            failpoints::arm().and_then(|()| privileged::run(args)).map(|()| ExitCode::SUCCESS)
+        }
         Command::Run(args) => client::run(args),
         Command::Sandbox(verb) => client::sandbox(verb),
         Command::Ledger(args) => local::ledger(&args),

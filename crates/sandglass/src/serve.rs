@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sandglass_control::{Control, template};
+use sandglass_control::{Control, Patience, template};
 use sandglass_engine::host::Host;
 use sandglass_store::{SqliteStore, Store};
 use sandglass_types::{Clock as _, SystemClock};
@@ -83,7 +83,11 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             templates,
             max_lifetime: config.max_lifetime,
             domain: config.domain.clone(),
-            patience: sandglass_control::Patience::default(),
+            patience: Patience {
+                heartbeat: config.agent_silence / 3,
+                silence: config.agent_silence,
+                ..Patience::default()
+            },
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(serve(control, &cell.store, listener, address, line))

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use sandglass_control::template::TemplateError;
 use sandglass_engine::EngineError;
+use sandglass_engine::engine::Lack;
 use sandglass_engine::network::NetworkError;
 use sandglass_linux::privilege::PrivilegeError;
 use sandglass_store::StoreError;
@@ -234,7 +235,8 @@ impl From<PrivilegeError> for StartupError {
 impl From<EngineError> for StartupError {
     fn from(error: EngineError) -> Self {
         let reason = match &error {
-            EngineError::NoRoom(_) => Reason::NoRoom,
+            EngineError::NoRoom { lack: Lack::Disk, .. } => Reason::DataFull,
+            EngineError::NoRoom { .. } => Reason::NoRoom,
             _ => Reason::Host,
         };
         Self::new(reason, format!("the engine can't start: {}", Chain(&error)))

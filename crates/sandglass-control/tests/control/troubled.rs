@@ -2,6 +2,7 @@
 
 use rustix::process::Signal;
 use sandglass_engine::EngineError;
+use sandglass_engine::engine::Lack;
 use sandglass_types::{EndReason, ErrorKind, SandboxState};
 
 use crate::fixture::{HOUR, Server, World, eventually, request, runs, signal, written};
@@ -22,7 +23,8 @@ async fn refused(server: &Server) -> (ErrorKind, EndReason, String) {
 async fn a_sandbox_that_cannot_be_made_is_refused_with_its_reason() {
     let world = World::new();
     let server = world.start().await.unwrap();
-    world.trouble.fail("create", [EngineError::NoRoom("the disk is full".into())]);
+    let full = EngineError::NoRoom { lack: Lack::Disk, step: "copy", source: "the disk is full".into() };
+    world.trouble.fail("create", [full]);
     let (kind, reason, why) = refused(&server).await;
     assert_eq!((kind, reason), (ErrorKind::Capacity, EndReason::CreateFailed));
     assert!(why.contains("the disk is full"), "{why}");

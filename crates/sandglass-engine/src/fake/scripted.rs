@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::Folder;
 use super::model::{Agent, Life, Model};
-use crate::engine::{EngineError, SandboxSpec, Stats, no_room_or, step};
+use crate::engine::{EngineError, SandboxSpec, Stats, step};
 use crate::locks::lock;
 use crate::session::AgentStdio;
 
@@ -113,7 +113,7 @@ impl Threads {
     }
 
     fn run(&self, id: &SandboxId, folder: &Folder, inside: Inside) -> Result<Agent, EngineError> {
-        let failed = |error: io::Error| no_room_or("start a thread", error);
+        let failed = |error: io::Error| step("start a thread", error);
         let stdio = folder.session().agent_stdio()?;
         for fd in [&stdio.stdin, &stdio.stdout] {
             rustix::io::ioctl_fionbio(fd, true).map_err(|errno| failed(errno.into()))?;

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use self::call::{CallError, call};
 use super::VERB_TIMEOUT;
 use super::image::CHECKPOINT_TIMEOUT;
-use crate::engine::{EngineError, no_room_or, step};
+use crate::engine::{EngineError, step};
 
 mod call;
 mod links;
@@ -55,8 +55,10 @@ impl Control {
     pub(super) fn start(&self, link: Option<&OwnedFd>) -> Result<(), EngineError> {
         let files: Vec<_> = link.into_iter().map(OwnedFd::as_fd).collect();
         let links = links::arguments(link.is_some());
+        sandglass_failpoint::hit("engine.start.network")?;
         call(&self.socket, "Network.CreateLinksAndRoutes", &links, &files, VERB_TIMEOUT)
             .map_err(|error| step("start the guest's network", error))?;
+        sandglass_failpoint::hit("engine.start.root")?;
         self.verb("containerManager.StartRoot", &json!(self.id), "start")
     }
 
@@ -90,7 +92,7 @@ impl Control {
             Ok(rustix::fs::open(folder.join(name), flags, Mode::RUSR | Mode::WUSR)?)
         };
         let files = CHECKPOINT_FILES.map(create).into_iter().collect::<io::Result<Vec<_>>>();
-        let files = files.map_err(|error| no_room_or("write the image", error))?;
+        let files = files.map_err(|error| step("write the image", error))?;
         let files: Vec<_> = files.iter().map(OwnedFd::as_fd).collect();
         let argument = json!({
             "key": null,

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use sandglass_linux::process::{Launch, run};
 
 use super::paths::HostPaths;
-use crate::engine::{EngineError, no_room_or};
+use crate::engine::{EngineError, step};
 
 /// Changes whenever what is in a blank disk does, so that older ones are not used any more.
 const FORMAT: &str = "v1";
@@ -37,35 +37,31 @@ const MKFS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Puts a blank disk of this size at `target`, which must not exist. `NoRoom` when the file system is full.
 pub(super) fn blank(paths: &HostPaths, mib: u32, target: &Path) -> Result<(), EngineError> {
     let source = formatted(paths, mib)?;
-    copy(&source, target).map_err(|error| no_room_or("copy a blank disk", error))
+    copy(&source, target).map_err(|error| step("copy a blank disk", error))
 }
 
 /// The blank disk of this size, made now if there is none.
 fn formatted(paths: &HostPaths, mib: u32) -> Result<PathBuf, EngineError> {
-    let step = |error: io::Error| no_room_or("format a blank disk", error);
+    let failed = |error: io::Error| step("format a blank disk", error);
     let dir = paths.disks();
     let target = dir.join(format!("{mib}-{FORMAT}.img"));
     if target.exists() {
         return Ok(target);
     }
-    fs_err::create_dir_all(&dir).map_err(step)?;
+    fs_err::create_dir_all(&dir).map_err(failed)?;
     // Made aside and renamed: several instances may be at it, and each renames a whole one.
-    let aside = tempfile::Builder::new().prefix(".making-").tempdir_in(&dir).map_err(step)?;
+    let aside = tempfile::Builder::new().prefix(".making-").tempdir_in(&dir).map_err(failed)?;
     let content = aside.path().join("content");
     for (name, mode) in [(UPPER, 0o755), (WORK, 0o755), (TMP, 0o1777)] {
         let path = content.join(name);
-        fs_err::create_dir_all(&path).map_err(step)?;
-        fs_err::set_permissions(&path, std::fs::Permissions::from_mode(mode)).map_err(step)?;
+        fs_err::create_dir_all(&path).map_err(failed)?;
+        fs_err::set_permissions(&path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
     }
     let image = aside.path().join("disk.img");
     let file =
-        fs_err::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&image).map_err(step)?;
-    file.set_len(u64::from(mib) << 20).map_err(step)?;
+        fs_err::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&image).map_err(failed)?;
+    file.set_len(u64::from(mib) << 20).map_err(failed)?;
 
-    let failed = |error: Box<dyn std::error::Error + Send + Sync>| EngineError::Step {
-        step: "format a blank disk",
-        source: error,
-    };
     // A journal, though nothing is ever recovered: without one, ext4 searches for recently deleted inodes on
     // every create, which is many times slower.
     let launch = Launch::new("/usr/sbin/mkfs.ext4")
@@ -77,15 +73,15 @@ fn formatted(paths: &HostPaths, mib: u32) -> Result<PathBuf, EngineError> {
             ])
         })
         .and_then(|launch| launch.arg(&content)?.arg(&image)?.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
-        .map_err(|error| failed(error.into()))?;
-    let output = run(launch, b"", MKFS_TIMEOUT, 4096).map_err(|error| failed(error.into()))?;
+        .map_err(|error| step("format a blank disk", error))?;
+    let output = run(launch, b"", MKFS_TIMEOUT, 4096).map_err(|error| step("format a blank disk", error))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(failed(format!("mkfs.ext4 ended with {}: {said}", output.status).into()));
+        return Err(step("format a blank disk", format!("mkfs.ext4 ended with {}: {said}", output.status)));
     }
     // Before the rename, so that a crash of the machine can't leave an empty file under the final name.
-    file.sync_all().map_err(step)?;
-    fs_err::rename(&image, &target).map_err(step)?;
+    file.sync_all().map_err(failed)?;
+    fs_err::rename(&image, &target).map_err(failed)?;
     Ok(target)
 }
 

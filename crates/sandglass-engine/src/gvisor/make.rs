@@ -11,7 +11,7 @@ use sandglass_linux::process::{ProcessIdentity, Step};
 
 use super::disk;
 use super::paths::SandboxPaths;
-use crate::engine::{EngineError, no_room_or, step};
+use crate::engine::{EngineError, Lack, step};
 use crate::session::Session;
 
 const MS_NOSUID: u64 = 2;
@@ -38,7 +38,7 @@ pub(super) fn write_files(
     spec: &serde_json::Value,
     memory_mib: u32,
 ) -> Result<(), EngineError> {
-    let failed = |error: io::Error| no_room_or("write the files of the sandbox", error);
+    let failed = |error: io::Error| step("write the files of the sandbox", error);
     for folder in [paths.disk_mount(), paths.root_mount(), paths.bundle()] {
         fs_err::create_dir(folder).map_err(failed)?;
     }
@@ -51,11 +51,15 @@ pub(super) fn write_files(
 
 /// Attaches the disk. The device must be held until `runsc` has been executed with the mount on it.
 pub(super) fn attach_disk(paths: &SandboxPaths) -> Result<LoopDevice, EngineError> {
-    let attach = || {
-        let file = fs_err::OpenOptions::new().read(true).write(true).open(paths.disk())?;
-        LoopDevice::attach(file.file())
-    };
-    attach().map_err(|error| no_room_or("attach the disk", error))
+    let failed = "attach the disk";
+    let file = fs_err::OpenOptions::new().read(true).write(true).open(paths.disk());
+    let file = file.map_err(|error| step(failed, error))?;
+    LoopDevice::attach(file.file()).map_err(|error| {
+        // Whatever else the kernel says of a sound file, the machine has no device for it.
+        let lack = Lack::behind(&error).filter(|lack| matches!(lack, Lack::Memory | Lack::Descriptors));
+        let lack = lack.unwrap_or(Lack::LoopDevices);
+        EngineError::NoRoom { lack, step: failed, source: error.into() }
+    })
 }
 
 /// What the launcher does for a new sandbox: it joins the sandbox's group, so that even a half-made one is found and

@@ -13,10 +13,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use sandglass_linux::process::{Launch, LaunchError, Output, Propagation, Step, run, spawn};
+use sandglass_linux::process::{ExitStatus, Launch, LaunchError, Propagation, Step, run, spawn};
 use sandglass_types::SandboxId;
 
-use crate::engine::{EngineError, step};
+use crate::engine::{EngineError, Lack, step};
 use crate::files::private_folder;
 use crate::record::Status;
 use crate::session::AgentStdio;
@@ -33,8 +33,9 @@ const OPEN_FILES: u64 = 1 << 20;
 /// A high number: the table that holds it has room for all that `runsc` opens or passes on.
 const RESERVED_DESCRIPTOR: i32 = 400;
 
-/// Time limit of the verbs that make a sandbox: a large image on a busy machine takes seconds.
-const MAKE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit of the verbs that make a sandbox: a large image on a busy machine takes seconds. Clients give up after
+/// a minute, and should hear why before.
+const MAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
 const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -115,7 +116,11 @@ impl Runsc {
             .and_then(|launch| launch.args(options)?.arg(id.as_str()))
             .map_err(|error| step(verb, error))?;
         let output = run(launch, b"", timeout, MAX_OUTPUT).map_err(|error| step(verb, error))?;
-        if output.status.success() { Ok(()) } else { Err(step(verb, explain(&output))) }
+        if output.status.success() {
+            Ok(())
+        } else {
+            Err(ended(verb, output.status, &message(&output.stderr)))
+        }
     }
 
     /// Runs a verb that makes a sandbox. Its processes inherit what the launcher did: namespace, cgroup, limits.
@@ -136,12 +141,10 @@ impl Runsc {
             .map_err(|error| step(verb, error))?;
         let child = spawn(&launch).map_err(|error| step(verb, error))?;
         drop(launch);
-        match child.wait(Some(deadline)).map_err(|error| step(verb, error))? {
+        let go_on = sandglass_failpoint::hit("engine.create.spawned").map_err(std::io::Error::from);
+        match go_on.and_then(|()| child.wait(Some(deadline))).map_err(|error| step(verb, error))? {
             Some(status) if status.success() => Ok(()),
-            Some(status) => {
-                let said = message(&read_tail(log));
-                Err(step(verb, format!("runsc ended with {status}: {said}")))
-            }
+            Some(status) => Err(ended(verb, status, &message(&read_tail(log)))),
             None => {
                 let _ = child.pidfd().kill();
                 let _ = child.wait(None);
@@ -235,7 +238,7 @@ pub fn version(program: &Path) -> Result<String, EngineError> {
         .and_then(|launch| run(launch, b"", VERSION_TIMEOUT, MAX_OUTPUT))
         .map_err(|error| step("ask runsc for its version", error))?;
     if !output.status.success() {
-        return Err(step("ask runsc for its version", explain(&output)));
+        return Err(ended("ask runsc for its version", output.status, &message(&output.stderr)));
     }
     parse_version(&output.stdout)
         .ok_or_else(|| step("ask runsc for its version", "it answered in an unknown form"))
@@ -247,8 +250,31 @@ fn parse_version(output: &[u8]) -> Option<String> {
     (!version.is_empty() && version.len() <= 64 && version.bytes().all(plain)).then(|| version.to_owned())
 }
 
-fn explain(output: &Output) -> String {
-    format!("runsc ended with {}: {}", output.status, message(&output.stderr))
+/// A call that failed, in `runsc`'s own words.
+fn ended(verb: &'static str, status: ExitStatus, said: &str) -> EngineError {
+    let source = format!("runsc ended with {status}: {said}").into();
+    match lack(status, said) {
+        Some(lack) => EngineError::NoRoom { lack, step: verb, source },
+        None => EngineError::Step { step: verb, source },
+    }
+}
+
+/// What the machine ran out of, if that is what ended a call. Nobody but the kernel, when memory is short, kills
+/// `runsc` so.
+fn lack(status: ExitStatus, said: &str) -> Option<Lack> {
+    const SIGKILL: i32 = 9;
+    const WORDS: [(&str, Lack); 5] = [
+        ("no space left on device", Lack::Disk),
+        ("cannot allocate memory", Lack::Memory),
+        ("resource temporarily unavailable", Lack::Processes),
+        ("failed to create new os thread", Lack::Processes),
+        ("too many open files", Lack::Descriptors),
+    ];
+    if status == ExitStatus::Signaled(SIGKILL) {
+        return Some(Lack::Memory);
+    }
+    let said = said.to_lowercase();
+    WORDS.iter().find(|(words, _)| said.contains(words)).map(|(_, lack)| *lack)
 }
 
 /// The end of a log that may have any length.
@@ -317,6 +343,30 @@ mod tests {
         assert_eq!(message(b"\x1b[31mred\x07"), "[31mred");
         assert_eq!(message(&b"x".repeat(100_000)).len(), MAX_MESSAGE);
         assert_eq!(message(&[0xff; 10]).chars().count(), 10);
+    }
+
+    #[test]
+    fn a_machine_without_room_is_told_from_other_failures() {
+        let code = ExitStatus::Exited(128);
+        for (status, said, expected) in [
+            (
+                code,
+                "creating container: fork/exec /proc/self/exe: cannot allocate memory",
+                Some(Lack::Memory),
+            ),
+            (code, "open /x: Too many open files", Some(Lack::Descriptors)),
+            (code, "mkdir /x: no space left on device", Some(Lack::Disk)),
+            (
+                ExitStatus::Exited(2),
+                "runtime: failed to create new OS thread (errno=11)",
+                Some(Lack::Processes),
+            ),
+            (ExitStatus::Signaled(9), "it gave no reason", Some(Lack::Memory)),
+            (ExitStatus::Signaled(11), "it gave no reason", None),
+            (code, "permission denied", None),
+        ] {
+            assert_eq!(lack(status, said), expected, "{said}");
+        }
     }
 
     #[test]

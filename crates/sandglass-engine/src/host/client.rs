@@ -44,14 +44,16 @@ impl HostError {
 impl From<HostError> for Error {
     fn from(error: HostError) -> Self {
         let (kind, message) = match error.refusal() {
+            Some(RefusalKind::NoRoom(lack)) => {
+                let message = format!("this machine is out of {lack}: try again when there is room");
+                return Self::new(ErrorKind::Capacity, message).because(error);
+            }
             Some(RefusalKind::Unsupported) => (ErrorKind::Unsupported, "the engine cannot do this"),
             Some(RefusalKind::NotFound) => (ErrorKind::NotFound, "no such sandbox on this machine"),
             Some(RefusalKind::Exists | RefusalKind::WrongState) => {
                 (ErrorKind::Conflict, "the sandbox is not in a state for this")
             }
-            Some(RefusalKind::NoRoom | RefusalKind::Busy) => {
-                (ErrorKind::Capacity, "the machine has no room for this now")
-            }
+            Some(RefusalKind::Busy) => (ErrorKind::Capacity, "this machine is busy: try again soon"),
             _ => (ErrorKind::Internal, "the machine could not do this; its log says why"),
         };
         Self::new(kind, message).because(error)

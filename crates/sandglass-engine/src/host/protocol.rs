@@ -6,7 +6,7 @@
 use sandglass_types::SandboxId;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{AirlockSocket, EngineError, EngineInfo, Exit, Presence, SandboxSpec, Stats};
+use crate::engine::{AirlockSocket, EngineError, EngineInfo, Exit, Lack, Presence, SandboxSpec, Stats};
 
 /// A question to the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,7 +138,7 @@ pub enum RefusalKind {
     /// [`EngineError::WrongState`].
     WrongState,
     /// [`EngineError::NoRoom`].
-    NoRoom,
+    NoRoom(Lack),
     /// [`EngineError::Step`].
     Failed,
 }
@@ -152,7 +152,7 @@ impl Answer {
             EngineError::NotFound(_) => RefusalKind::NotFound,
             EngineError::Exists(_) => RefusalKind::Exists,
             EngineError::WrongState { .. } => RefusalKind::WrongState,
-            EngineError::NoRoom(_) => RefusalKind::NoRoom,
+            EngineError::NoRoom { lack, .. } => RefusalKind::NoRoom(*lack),
             EngineError::Step { .. } => RefusalKind::Failed,
         };
         Self::refusal(kind, sandglass_types::error::Chain(error).to_string())

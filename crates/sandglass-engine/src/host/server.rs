@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use sandglass_linux::fdpass;
 
 use super::protocol::{Answer, Call, RefusalKind, Reply, Verb};
-use crate::engine::Engine;
+use crate::engine::{Engine, step};
 
 /// Verbs under way at one time, [`Verb::Wait`] apart; one more is refused as busy.
 const MAX_UNDER_WAY: usize = 64;
@@ -91,7 +91,7 @@ fn take_verbs(
             }
         };
         if let Err(error) = thread::Builder::new().stack_size(stack).spawn(job) {
-            let answer = Answer::refusal(RefusalKind::NoRoom, format!("no thread for the verb: {error}"));
+            let answer = Answer::refused(&step("start a thread for the verb", error));
             send(line, &Reply { seq, answer }, &[])?;
         }
     }

@@ -40,6 +40,7 @@ impl Assignments {
         }
         let pins = PinFolder::open(&pins).map_err(step("open the folder of pinned namespaces"))?;
         let pins = Arc::new(pins);
+        sweep(&folder)?;
         let mut owned = BTreeSet::new();
         for id in ids(&folder)? {
             owned.extend(read(&folder.join(id.as_str()))?);
@@ -68,12 +69,15 @@ impl Assignments {
 
     fn take(&self, id: &SandboxId) -> Result<Slot, NetworkError> {
         let slot = self.pool.take()?;
+        let aside = self.folder.join(format!("{UNFINISHED}{id}"));
         let remember = || {
-            let aside = self.folder.join(format!(".{id}"));
+            sandglass_failpoint::hit("network.assign.remember")?;
             fs::write(&aside, slot.name().to_string())?;
+            sandglass_failpoint::hit("network.assign.rename")?;
             fs::rename(&aside, self.folder.join(id.as_str()))
         };
         if let Err(error) = remember() {
+            let _absent = fs::remove_file(&aside);
             slot.destroy()?;
             return Err(step("remember the slot of a sandbox")(error));
         }
@@ -112,6 +116,7 @@ impl Airlocks for Assignments {
         if let Some(slot) = self.slot(id)? {
             slot.destroy()?;
         }
+        sandglass_failpoint::hit("network.release.forget")?;
         match fs::remove_file(self.folder.join(id.as_str())) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),
@@ -121,6 +126,24 @@ impl Airlocks for Assignments {
     fn assigned(&self) -> Result<Vec<SandboxId>, AirlockError> {
         Ok(ids(&self.folder)?)
     }
+}
+
+/// How the names of unfinished files begin; those of sandboxes never do.
+const UNFINISHED: &str = ".";
+
+/// Removes what a host left that died while it wrote a file.
+fn sweep(folder: &Path) -> Result<(), NetworkError> {
+    let failed = step::<io::Error>("remove unfinished files of the network");
+    let sweep = || {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    };
+    sweep().map_err(failed)
 }
 
 /// The sandboxes that have a file.
@@ -166,8 +189,12 @@ mod tests {
         let folder = data.path().join("ns");
         let pins = Arc::new(PinFolder::open(&folder).unwrap());
         let forgotten = Slot::create(&pins, &instance).unwrap();
+        // And one that was killed while it remembered.
+        let unfinished = data.path().join("slots").join(format!(".{released}"));
+        fs::write(&unfinished, "").unwrap();
         let second = open();
         assert!(Slot::reopen(&pins, forgotten.name()).is_err());
+        assert!(!unfinished.exists());
         assert_eq!(second.assign(&kept).unwrap(), path);
         let mounted = || {
             let table = fs::read_to_string("/proc/self/mountinfo").unwrap();

@@ -14,6 +14,9 @@ use super::{NetworkError, Slot, SlotName, step};
 /// How many slots are kept ready unless the operator says otherwise.
 pub const DEFAULT_SIZE: usize = 4;
 
+/// How long a slot that is being made may take to be finished when the pool ends.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
 /// How long the pool waits after a failure before it tries again on its own.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -37,6 +40,8 @@ struct Shared {
 struct State {
     ready: Vec<Slot>,
     stopping: bool,
+    /// Set by the thread when it makes no more.
+    ended: bool,
 }
 
 impl Pool {
@@ -62,7 +67,11 @@ impl Pool {
         let filler = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("network-pool".into())
-            .spawn(move || filler.fill())
+            .spawn(move || {
+                filler.fill();
+                filler.lock().ended = true;
+                filler.changed.notify_all();
+            })
             .map_err(step::<io::Error>("start the pool"))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
@@ -88,9 +97,13 @@ impl Pool {
         self.shared.lock().stopping = true;
         self.shared.changed.notify_all();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread
-            && thread.join().is_err()
-        {
+        let Some(thread) = thread else { return };
+        let busy = |state: &mut State| !state.ended && !thread.is_finished();
+        let waited = self.shared.changed.wait_timeout_while(self.shared.lock(), END_PATIENCE, busy);
+        // The next server removes what this one leaves, so nobody need wait for it for ever.
+        if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+            tracing::warn!("a network slot is not finished, and is left to the next server");
+        } else if thread.join().is_err() {
             tracing::error!("the thread of the network pool panicked");
         }
         let unused = std::mem::take(&mut self.shared.lock().ready);

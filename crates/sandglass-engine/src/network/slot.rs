@@ -80,6 +80,7 @@ impl Slot {
     pub fn create(pins: &Arc<PinFolder>, instance: &InstanceId) -> Result<Self, NetworkError> {
         let inner = Netns::create().map_err(step("make the inner namespace"))?;
         let airlock = Netns::create().map_err(step("make the airlock"))?;
+        sandglass_failpoint::hit("network.slot.pin").map_err(step("pin the inner namespace"))?;
         let slot = Self::pin(pins, instance, &inner, &airlock)?;
         match slot.set_up(&inner, &airlock) {
             Ok(()) => Ok(slot),
@@ -183,12 +184,14 @@ impl Slot {
     /// # Errors
     /// The step that failed; call again.
     pub fn destroy(&self) -> Result<(), NetworkError> {
+        sandglass_failpoint::hit("network.release.cut").map_err(step("cut the guest off"))?;
         match self.airlock() {
             Ok(airlock) => self.cut(&airlock).map_err(step("cut the guest off"))?,
             // Not pinned, or never mounted.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {}
             Err(error) => return Err(step("open the airlock")(error)),
         }
+        sandglass_failpoint::hit("network.release.unpin").map_err(step("unpin a namespace"))?;
         for pin in [self.name.inner_pin(), self.name.airlock_pin()] {
             self.pins.unpin(&pin).map_err(step("unpin a namespace"))?;
         }
@@ -208,7 +211,9 @@ impl Slot {
             match pins.pin(inner, &name.inner_pin()) {
                 Ok(()) => {
                     let slot = Self::named(pins, name);
-                    if let Err(error) = pins.pin(airlock, &slot.name.airlock_pin()) {
+                    let pinned = sandglass_failpoint::hit("network.slot.pin_airlock").map_err(Into::into);
+                    let pinned = pinned.and_then(|()| pins.pin(airlock, &slot.name.airlock_pin()));
+                    if let Err(error) = pinned {
                         // Only the pin that was made here, in case the other one is somebody's.
                         let _ = pins.unpin(&slot.name.inner_pin());
                         return Err(step("pin the airlock")(error));
@@ -225,7 +230,9 @@ impl Slot {
     fn set_up(&self, inner: &Netns, airlock: &Netns) -> Result<(), NetworkError> {
         let link = self.name.airlock_link();
         airlock.run(|| write_settings(AIRLOCK_SETTINGS)).flatten().map_err(step("configure the airlock"))?;
+        sandglass_failpoint::hit("network.slot.seal").map_err(step("seal the airlock"))?;
         nft::apply(airlock, &ruleset(&link))?;
+        sandglass_failpoint::hit("network.slot.inside").map_err(step("set up the guest's interface"))?;
         let inside = inner.run(|| {
             write_settings(INNER_SETTINGS)?;
             let mut netlink = Rtnetlink::open()?;
@@ -239,6 +246,7 @@ impl Slot {
             netlink.add_default_route(index, AIRLOCK_ADDRESS)
         });
         inside.flatten().map_err(step("set up the guest's interface"))?;
+        sandglass_failpoint::hit("network.slot.outside").map_err(step("set up the airlock's interface"))?;
         let outside = airlock.run(|| {
             write_settings(TRACKING_SETTINGS)?;
             let mut netlink = Rtnetlink::open()?;
@@ -248,6 +256,7 @@ impl Slot {
             netlink.add_permanent_neighbour(index, GUEST_ADDRESS, GUEST_MAC)
         });
         outside.flatten().map_err(step("set up the airlock's interface"))?;
+        sandglass_failpoint::hit("network.slot.ready").map_err(step("bring the link up"))?;
         // The end that was set up second carries packets at once, although the kernel says so only a second later.
         inner.run(|| wait_until_operational(INNER_LINK)).flatten().map_err(step("bring the link up"))
     }

@@ -5,6 +5,7 @@ mod conformance;
 mod control;
 mod crash;
 mod fixture;
+mod image_crash;
 mod lifecycle;
 mod network;
 mod snapshots;

@@ -69,7 +69,10 @@ fn failures_of_the_libraries_keep_their_kind() {
     assert_eq!(store(StoreError::Full), Reason::DataFull);
     assert_eq!(store(StoreError::NotOurs { path: "x".into() }), Reason::DamagedStore);
     assert_eq!(StartupError::from(PrivilegeError::NoLandlock).reason(), Reason::NoLandlock);
-    assert_eq!(StartupError::from(EngineError::NoRoom("x".into())).reason(), Reason::NoRoom);
+    let lacking =
+        |lack| StartupError::from(EngineError::NoRoom { lack, step: "x", source: "x".into() }).reason();
+    assert_eq!(lacking(Lack::Memory), Reason::NoRoom);
+    assert_eq!(lacking(Lack::Disk), Reason::DataFull);
     let seal = NetworkError::Seal(sandglass_linux::nft::NftError::NotInstalled);
     assert_eq!(StartupError::from(seal).reason(), Reason::NoPacketFilter);
     let record = serde_json::from_str::<u8>("x").unwrap_err();

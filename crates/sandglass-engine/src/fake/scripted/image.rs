@@ -7,7 +7,7 @@ use sandglass_types::{Digest, Limits};
 use serde::{Deserialize, Serialize};
 
 use super::Inside;
-use crate::engine::{EngineError, SandboxSpec, no_room_or, step};
+use crate::engine::{EngineError, SandboxSpec, step};
 
 /// What an image was made from, and what its script knew.
 #[derive(Debug, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ pub(super) fn write(
         fs_err::rename(image, target)?;
         aside.close()
     };
-    write().map_err(|error| no_room_or("write the image", error))
+    write().map_err(|error| step("write the image", error))
 }
 
 /// Reads an image that a sandbox can be made from, and copies its files into `home`.
@@ -49,7 +49,7 @@ pub(super) fn read(source: &Path, spec: &SandboxSpec, home: &Path) -> Result<Ins
     if content.limits != spec.limits {
         return Err(other("set of limits"));
     }
-    copy_folder(&source.join("home"), home).map_err(|error| no_room_or("copy the image's files", error))?;
+    copy_folder(&source.join("home"), home).map_err(|error| step("copy the image's files", error))?;
     Ok(content.inside)
 }
 

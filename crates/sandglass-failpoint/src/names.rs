@@ -1,0 +1,72 @@
+//! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
+
+/// The names, in the order in which a sandbox passes them.
+pub const NAMES: [&str; 58] = [
+    // The unprivileged half, bringing up.
+    "control.create.insert",
+    "control.create.own",
+    "control.create.host",
+    "control.create.guard",
+    "control.create.start",
+    "control.create.attach",
+    "control.create.configure",
+    "control.create.reachable",
+    // The unprivileged half, storing a move, before it is stored.
+    "control.store.running",
+    "control.store.ending",
+    "control.store.ended",
+    // The unprivileged half, ending.
+    "control.kill.receive",
+    "control.kill.answer",
+    "control.end.destroy",
+    // The unprivileged half, comparing store and machine.
+    "control.reconcile.list",
+    "control.reconcile.rows",
+    "control.reconcile.repair",
+    // The privileged half, making a sandbox.
+    "engine.create.folder",
+    "engine.create.record",
+    "engine.create.disk",
+    "engine.create.network",
+    "engine.create.files",
+    "engine.create.group",
+    "engine.create.attach",
+    "engine.create.stdio",
+    "engine.create.spawned",
+    "engine.create.made",
+    "engine.create.watch",
+    "engine.create.save",
+    // The privileged half, starting it.
+    "engine.start.expect",
+    "engine.start.link",
+    "engine.start.network",
+    "engine.start.root",
+    "engine.start.save",
+    // The privileged half, removing it.
+    "engine.remove.begin",
+    "engine.remove.kill",
+    "engine.remove.forget",
+    "engine.remove.group",
+    "engine.remove.detach",
+    "engine.remove.folder",
+    "engine.remove.done",
+    // Network slots.
+    "network.slot.pin",
+    "network.slot.pin_airlock",
+    "network.slot.seal",
+    "network.slot.inside",
+    "network.slot.outside",
+    "network.slot.ready",
+    "network.assign.remember",
+    "network.assign.rename",
+    "network.release.cut",
+    "network.release.unpin",
+    "network.release.forget",
+    // Checkpoint images.
+    "engine.image.begin",
+    "engine.image.checkpoint",
+    "engine.image.sync",
+    "engine.image.copy",
+    "engine.image.describe",
+    "engine.image.finish",
+];

@@ -1,0 +1,287 @@
+"""Every step of a sandbox's life fails, or is the last thing that a half of the server does.
+
+Here all points of a kind hang in one server, a request at each, and then it dies: as in real life. `SANDGLASS_FAULTS=each`
+(`make faults`) gives every pair of point and victim a server of its own.
+"""
+
+import os
+
+import pytest
+from faults import (
+    NAMES,
+    PATIENCE,
+    Attempt,
+    all_at_once,
+    answers,
+    crash,
+    create,
+    kill,
+    log_size,
+    new_tag,
+    reached,
+    rows,
+    settled,
+)
+from support import STOP_WITHIN, until
+
+VICTIMS = ["serve", "host", "both"]
+
+# Which of them a request to create a sandbox passes, one to end it, and a start of the server.
+CREATE = ("control.create.", "control.store.running", "engine.create.", "engine.start.", "network.slot.", "network.assign.")
+KILL = ("control.kill.", "control.store.end", "control.end.", "engine.remove.", "network.release.")
+START = ("control.reconcile.",)
+# Which none of them does: see the tests of the engine.
+ELSEWHERE = ("engine.image.",)
+
+EACH = os.environ.get("SANDGLASS_FAULTS") == "each"
+
+
+def of(*prefixes: str) -> list[str]:
+    return [name for name in NAMES if name.startswith(prefixes)]
+
+
+def groups(*prefixes: str) -> list:
+    """The points of one run: all, or each alone."""
+    if EACH:
+        return [pytest.param([name], id=name) for name in of(*prefixes)]
+    return [pytest.param(of(*prefixes), id="all")]
+
+
+def armed(points: list[str], action: str) -> str:
+    """Each acts once, so that the next request gets one step further."""
+    return ";".join(f"{point}={action}*1" for point in points)
+
+
+def test_every_point_is_driven_by_something():
+    assert len(NAMES) > 50
+    for name in NAMES:
+        assert sum(name in of(*kind) for kind in (CREATE, KILL, START, ELSEWHERE)) == 1, name
+
+
+@pytest.fixture
+def stopped_server(lone_server):
+    lone_server.stop()
+    return lone_server
+
+
+def hang_creates(server, points: list[str]) -> dict[str, Attempt]:
+    """Starts a server, and requests until something hangs at each point. By tag."""
+    log_from, attempts = log_size(server), {}
+    server.start(armed(points, "hang"))
+    while not attempts or set(reached(server, log_from)) != set(points):
+        before, tag = len(reached(server, log_from)), new_tag()
+        attempt = attempts[tag] = Attempt(create, server, tag)
+        # The pool of network slots may get to a point before any request.
+        further = lambda: len(reached(server, log_from)) > before  # noqa: E731
+        until(lambda: further() or not attempt.is_alive(), within=PATIENCE, what="a hanging request")
+        missing = set(points) - set(reached(server, log_from))
+        assert further() or not missing, f"no request gets to {missing}: {attempt.response and attempt.response.text}"
+    return attempts
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("points", groups(*CREATE))
+def test_killed_while_creating(stopped_server, points, victim):
+    server = stopped_server
+    attempts = hang_creates(server, points)
+    crash(server, victim)
+    for attempt in attempts.values():
+        attempt.join(PATIENCE)
+        assert not attempt.is_alive(), "a request has outlived its server"
+    server.start()
+
+    found = {row.tag: row for row in settled(server)}
+    for tag, attempt in attempts.items():
+        row = found.get(tag)
+        if row is None or row.state == "ended":
+            assert not attempt.succeeded, "a sandbox that was handed out is gone"
+        if row is not None and row.state == "ended":
+            # Running already when the last step hung, and the half that noticed the crash lived on.
+            assert row.end_reason in ("create_failed", "crashed"), row
+            truths = ("its creation was interrupted", "the privileged half is gone")
+            assert any(truth in detail for detail in row.details for truth in truths), row
+    # The client asks again, as its SDK would: there is one sandbox for each request, the old one or a new one.
+    again = dict(zip(attempts, all_at_once(lambda tag: create(server, tag), list(attempts))))
+    running = [row for row in rows(server) if row.state == "running"]
+    assert sorted(row.tag for row in running) == sorted(attempts)
+    for row in running:
+        assert again[row.tag].status_code == 201, again[row.tag].text
+        assert again[row.tag].json()["sandboxID"] == row.id
+        before = found.get(row.tag)
+        assert before is None or before.state == "ended" or before.id == row.id, "a second sandbox was made"
+    assert all(all_at_once(lambda row: answers(server, row.id), running))
+    all_at_once(lambda row: kill(server, row.id), running)
+    assert all(row.state == "ended" for row in settled(server))
+    server.assert_nothing_left()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("points", groups(*KILL))
+def test_killed_while_ending(stopped_server, points, victim):
+    server = stopped_server
+    log_from = log_size(server)
+    server.start(armed(points, "hang"))
+    tags = [new_tag() for _ in range(len(points) + 1)]
+    created = {response.json()["sandboxID"]: None for response in all_at_once(lambda tag: create(server, tag), tags)}
+    for id in list(created)[1:]:
+        missing = set(points) - set(reached(server, log_from))
+        if not missing:
+            break
+        attempt = created[id] = Attempt(kill, server, id)
+        further = lambda: not missing <= set(points) - set(reached(server, log_from))  # noqa: E731
+        ended = lambda: any(row.id == id and row.state == "ended" for row in rows(server))  # noqa: E731
+        until(lambda: further() or ended(), within=PATIENCE, what="a removal that hangs")
+        assert further(), f"no removal gets to {missing}: {attempt.response}"
+    assert set(reached(server, log_from)) == set(points)
+    crash(server, victim)
+    server.start()
+
+    for row in settled(server):
+        attempt = created[row.id]
+        if attempt is not None:
+            attempt.join(PATIENCE)
+        if row.state == "running":
+            assert attempt is None or not attempt.succeeded, "a sandbox that was killed is back"
+            assert answers(server, row.id)
+            assert kill(server, row.id).status_code == 204
+        else:
+            assert attempt is not None, "a sandbox that nobody killed is gone"
+            assert row.end_reason == "killed" and "a client asked for it" in row.details, row
+    assert all(row.state == "ended" for row in settled(server))
+    server.assert_nothing_left()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", ["serve", "both"])
+def test_killed_while_clearing_up(stopped_server, victim):
+    """One sandbox to be taken up, one half made: and the server dies at every step of its start."""
+    # Alone, the privileged half waits for each of its steps that hangs before it ends.
+    points = of(*START, "control.create.guard", "control.create.attach")
+    if victim == "both" or EACH:
+        points += of("engine.remove.", "network.release.")
+    server = stopped_server
+    hanging = "engine.create.made"
+    server.start(armed([hanging], "hang"))
+    Attempt(create, server, new_tag())
+    until(lambda: reached(server, 0) == [hanging], what="a half-made sandbox")
+    tag = new_tag()
+    kept = create(server, tag).json()["sandboxID"]
+    crash(server, "both")
+    for point in points:
+        log_from = log_size(server)
+        server.launch(f"{point}=hang")
+        # What was removed before the last death is not removed again.
+        begun = until(lambda: reached(server, log_from) or is_up(server), within=PATIENCE, what=f"{point}, or a whole start")
+        assert begun == [point] or point.startswith(("engine.", "network.")), point
+        crash(server, victim)
+    server.start()
+    alive = {row.tag: row for row in settled(server) if row.state == "running"}
+    assert list(alive) == [tag] and alive[tag].id == kept
+    assert answers(server, kept)
+    assert kill(server, kept).status_code == 204
+    server.assert_nothing_left()
+
+
+def is_up(server) -> bool:
+    import httpx
+
+    try:
+        return httpx.get(f"{server.url}/health", timeout=1).is_success
+    except httpx.HTTPError:
+        return False
+
+
+# A point of the network's pool acts on the thread that fills it, which a panic ends; the others are verbs.
+ACTIONS = [("error", CREATE), ("panic", ("engine.create.", "engine.start."))]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("action", "prefixes"), ACTIONS, ids=["error", "panic"])
+def test_each_step_of_a_creation_fails_once(stopped_server, action, prefixes):
+    server, points = stopped_server, of(*prefixes)
+    log_from = log_size(server)
+    server.start(armed(points, action))
+    responses = []
+    while not responses or not responses[-1].is_success:
+        assert len(responses) <= len(points), "more failures than were told"
+        responses.append(create(server, new_tag()))
+    for response in responses[:-1]:
+        assert response.status_code == 500, response.text
+        assert response.json()["message"], response.text
+    with server.log_path.open("rb") as log:
+        log.seek(log_from)
+        text = log.read().decode()
+    for point in points:
+        assert f"the failpoint {point} made" in text, f"{point} was never reached"
+    id = responses[-1].json()["sandboxID"]
+    assert answers(server, id)
+    assert kill(server, id).status_code == 204
+    for row in settled(server):
+        assert row.state == "ended"
+        assert row.end_reason == ("killed" if row.id == id else row.end_reason)
+        assert row.id == id or row.end_reason in ("create_failed", "crashed"), row
+    server.assert_nothing_left()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("action", "prefixes"), [("error", KILL), ("panic", ("engine.remove.", "network.release."))], ids=["error", "panic"]
+)
+def test_each_step_of_an_end_fails_once(stopped_server, action, prefixes):
+    server, points = stopped_server, of(*prefixes)
+    log_from = log_size(server)
+    server.start(armed(points, action))
+    # As many as there are points, because the pauses between failed removals of one grow.
+    created = all_at_once(lambda tag: create(server, tag), [new_tag() for _ in points])
+
+    def end(id: str):
+        # The failure of a request says nothing of what it has begun.
+        while (status := kill(server, id).status_code) == 500:
+            pass
+        assert status in (204, 404)
+
+    all_at_once(end, [response.json()["sandboxID"] for response in created])
+    for row in settled(server):
+        assert (row.state, row.end_reason) == ("ended", "killed"), row
+    with server.log_path.open("rb") as log:
+        log.seek(log_from)
+        text = log.read().decode()
+    # Of two steps that fail side by side, one is told.
+    for point in (point for point in points if not point.startswith("network.")):
+        assert f"the failpoint {point} made" in text, f"{point} was never reached"
+    server.assert_nothing_left()
+
+
+@pytest.mark.parametrize("point", of(*START))
+def test_a_start_that_fails_says_so_and_the_next_one_works(stopped_server, point):
+    server = stopped_server
+    server.start()
+    id = create(server, new_tag()).json()["sandboxID"]
+    server.stop()
+    log_from = log_size(server)
+    server.launch(f"{point}=error")
+    assert server.process.wait(STOP_WITHIN) != 0
+    server.process = None
+    assert f"the failpoint {point} made" in server.log_path.read_bytes()[log_from:].decode()
+    server.start()
+    assert answers(server, id)
+    assert kill(server, id).status_code == 204
+
+
+@pytest.mark.parametrize("text", ["no.such.point=hang", "engine.create.disk", "engine.create.disk=explode", ""])
+def test_nonsense_is_no_start(stopped_server, text, tmp_path):
+    server = stopped_server
+    log_from = log_size(server)
+    if text:
+        server.launch(text)
+        assert server.process.wait(STOP_WITHIN) != 0
+        server.process = None
+        assert "SANDGLASS_FAILPOINTS" in server.log_path.read_bytes()[log_from:].decode()
+    else:
+        server.start()
+        assert b"ON PURPOSE" not in server.log_path.read_bytes()
+        server.stop()
+        server.start("engine.create.disk=error")
+        assert b"ON PURPOSE" in server.log_path.read_bytes()
