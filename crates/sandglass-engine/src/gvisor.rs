@@ -315,7 +315,6 @@ impl GvisorEngine {
             root: &paths.root_mount(),
             tmp: &paths.disk_mount().join(disk::TMP),
             netns: netns.as_deref().filter(|_| network == Network::Namespace),
-            cgroups_path: &leaf.oci_path(),
             limits: spec.limits,
         });
         sandglass_failpoint::hit("engine.create.files")?;

@@ -21,6 +21,9 @@ pub const ROOT: &str = "/sys/fs/cgroup";
 /// Limits hang on these; without one of them no sandbox is bounded, so there is no sandbox.
 const REQUIRED: [&str; 3] = ["cpu", "memory", "pids"];
 
+/// What counts CPU time on version 1, where it is a controller of its own.
+const ACCOUNTING: [&str; 1] = ["cpuacct"];
+
 /// Enabled below the parent on version 2 where the kernel has them; the engine asks for some of them.
 const OPTIONAL: [&str; 2] = ["cpuset", "io"];
 
@@ -214,6 +217,8 @@ fn split(root: &Path) -> Result<Vec<Hierarchy>, CgroupError> {
             None => found.push(Hierarchy { controllers: controllers.collect(), root: folder }),
         }
     }
+    // A process is moved into each of them, and every move costs.
+    found.retain(|hierarchy| REQUIRED.iter().chain(&ACCOUNTING).any(|name| hierarchy.has(name)));
     Ok(found)
 }
 

@@ -66,12 +66,13 @@ pub(super) fn attach_disk(paths: &SandboxPaths) -> Result<LoopDevice, EngineErro
 /// killed by it, and mounts the disk and the root file system where only its own descendants see them.
 pub(super) fn before(parts: &Parts<'_>, device: &LoopDevice) -> Result<Vec<Step>, EngineError> {
     let failed = |error: Box<dyn std::error::Error + Send + Sync>| step("plan the mounts", error);
-    let group =
-        tracking_folder(parts.leaf).ok_or_else(|| failed("the sandbox has no control group".into()))?;
     let disk = parts.paths.disk_mount();
     let overlay = overlay_options(parts.layer, parts.rootfs, &disk);
     let string = |bytes: &OsStr| CString::new(bytes.as_bytes()).map_err(|error| failed(error.into()));
-    Ok(vec![
+    // First and one after the other: the kernel waits for a grace period once, and nothing runs without limits.
+    let join = |folder: PathBuf| string(folder.join("cgroup.procs").as_os_str()).map(Step::JoinCgroup);
+    let mut steps = parts.leaf.folders().map(join).collect::<Result<Vec<_>, _>>()?;
+    steps.extend([
         Step::Mount {
             source: string(parts.paths.meminfo().as_os_str())?,
             target: c"/proc/meminfo".into(),
@@ -79,7 +80,6 @@ pub(super) fn before(parts: &Parts<'_>, device: &LoopDevice) -> Result<Vec<Step>
             flags: MS_BIND,
             data: c"".into(),
         },
-        Step::JoinCgroup(string(group.join("cgroup.procs").as_os_str())?),
         Step::Mount {
             source: string(device.path().as_os_str())?,
             target: string(disk.as_os_str())?,
@@ -94,14 +94,8 @@ pub(super) fn before(parts: &Parts<'_>, device: &LoopDevice) -> Result<Vec<Step>
             flags: MS_NOSUID | MS_NODEV | MS_NOATIME,
             data: string(&overlay)?,
         },
-    ])
-}
-
-/// One hierarchy is enough to find processes by; `runsc` itself joins the others. On version 2 there is only one.
-fn tracking_folder(leaf: &Leaf) -> Option<PathBuf> {
-    let mut folders: Vec<PathBuf> = leaf.folders().collect();
-    let pids = folders.iter().position(|folder| folder.components().any(|part| part.as_os_str() == "pids"));
-    if folders.is_empty() { None } else { Some(folders.swap_remove(pids.unwrap_or(0))) }
+    ]);
+    Ok(steps)
 }
 
 /// How a sandbox's root file system is put together, its layers apart. Whole folders of the template can be renamed

@@ -63,7 +63,6 @@ pub(super) struct Input<'a> {
     pub(super) tmp: &'a Path,
     /// The network namespace to join; a new, empty one if `None`.
     pub(super) netns: Option<&'a Path>,
-    pub(super) cgroups_path: &'a str,
     pub(super) limits: Limits,
 }
 
@@ -112,7 +111,6 @@ pub(super) fn spec(input: &Input<'_>) -> Value {
             tmpfs("/run", "0755", (memory_mib / 8).min(64)),
         ],
         "linux": {
-            "cgroupsPath": input.cgroups_path,
             "namespaces": [
                 {"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}, network,
             ],
@@ -131,7 +129,6 @@ mod tests {
             root: Path::new("/r"),
             tmp: Path::new("/d/tmp"),
             netns,
-            cgroups_path: "/sandglass-x/y",
             limits: Limits::default(),
         })
     }
