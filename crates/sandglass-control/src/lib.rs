@@ -7,6 +7,7 @@
 
 mod agent;
 pub mod control;
+mod governor;
 pub mod lifecycle;
 pub mod live;
 mod owner;

@@ -15,6 +15,7 @@ use sandglass_proto::session::{Closed, Flow, Loopback, OpenError, ResetCode, Ses
 use sandglass_types::SandboxId;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -62,16 +63,23 @@ pub struct Live {
     /// Makes sockets in its airlock; `None` if its engine gives it none.
     airlock: Option<Host>,
     gone: CancellationToken,
+    /// How many streams into it are open.
+    streams: watch::Sender<usize>,
 }
 
 impl Live {
-    pub(crate) const fn new(
+    pub(crate) fn new(
         id: SandboxId,
         session: Session,
         airlock: Option<Host>,
         gone: CancellationToken,
     ) -> Self {
-        Self { id, session, airlock, gone }
+        Self { id, session, airlock, gone, streams: watch::Sender::new(0) }
+    }
+
+    /// How many streams into it are open. Each that opens or ends is a change.
+    pub(crate) fn streams(&self) -> watch::Receiver<usize> {
+        self.streams.subscribe()
     }
 
     /// Its id.
@@ -150,7 +158,7 @@ impl Live {
         match timeout(DIAL_PATIENCE, socket.connect(address)).await {
             Ok(Ok(stream)) => {
                 stream.set_nodelay(true).map_err(unreachable)?;
-                Ok(GuestStream::Tcp(stream))
+                Ok(self.count(Carrier::Tcp(stream)))
             }
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(DialError::Refused),
             Ok(Err(error)) => Err(unreachable(error)),
@@ -170,11 +178,16 @@ impl Live {
         }
     }
 
+    fn count(&self, carrier: Carrier) -> GuestStream {
+        self.streams.send_modify(|open| *open += 1);
+        GuestStream { carrier, streams: self.streams.clone() }
+    }
+
     async fn flow(&self, target: Target) -> Result<GuestStream, DialError> {
         let opened = timeout(DIAL_PATIENCE, self.session.open(target)).await;
         let unreachable = |error: OpenError| DialError::Unreachable(io::Error::other(error));
         match opened.map_err(|elapsed| DialError::Unreachable(elapsed.into()))? {
-            Ok(flow) => Ok(GuestStream::Flow(flow)),
+            Ok(flow) => Ok(self.count(Carrier::Flow(flow))),
             Err(OpenError::Refused(ResetCode::Refused)) => Err(DialError::Refused),
             Err(_) if self.gone.is_cancelled() => Err(DialError::Gone),
             Err(error) => Err(unreachable(error)),
@@ -184,11 +197,23 @@ impl Live {
 
 /// A byte stream to something inside a sandbox.
 #[derive(Debug)]
-pub enum GuestStream {
+pub struct GuestStream {
+    carrier: Carrier,
+    streams: watch::Sender<usize>,
+}
+
+#[derive(Debug)]
+enum Carrier {
     /// Through the agent.
     Flow(Flow),
     /// Through the airlock.
     Tcp(TcpStream),
+}
+
+impl Drop for GuestStream {
+    fn drop(&mut self) {
+        self.streams.send_modify(|open| *open -= 1);
+    }
 }
 
 impl AsyncRead for GuestStream {
@@ -197,32 +222,32 @@ impl AsyncRead for GuestStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Flow(flow) => Pin::new(flow).poll_read(context, buffer),
-            Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+        match &mut self.get_mut().carrier {
+            Carrier::Flow(flow) => Pin::new(flow).poll_read(context, buffer),
+            Carrier::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
 }
 
 impl AsyncWrite for GuestStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Flow(flow) => Pin::new(flow).poll_write(context, bytes),
-            Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+        match &mut self.get_mut().carrier {
+            Carrier::Flow(flow) => Pin::new(flow).poll_write(context, bytes),
+            Carrier::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Flow(flow) => Pin::new(flow).poll_flush(context),
-            Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
+        match &mut self.get_mut().carrier {
+            Carrier::Flow(flow) => Pin::new(flow).poll_flush(context),
+            Carrier::Tcp(stream) => Pin::new(stream).poll_flush(context),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Flow(flow) => Pin::new(flow).poll_shutdown(context),
-            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+        match &mut self.get_mut().carrier {
+            Carrier::Flow(flow) => Pin::new(flow).poll_shutdown(context),
+            Carrier::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }
 }

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::agent;
+use crate::governor;
 use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
 use crate::shared::Shared;
@@ -237,6 +238,8 @@ impl<'a> Owner<'a> {
         }
         sandglass_failpoint::hit_async("control.create.reachable").await.map_err(crate::injected)?;
         self.shared.live.insert(Arc::clone(&live));
+        let governing = governor::govern(self.shared.host.clone(), Arc::clone(&live));
+        self.shared.tasks.spawn(self.gone.clone().run_until_cancelled_owned(governing));
         Ok(live)
     }
 

@@ -280,6 +280,16 @@ pub enum AirlockSocket {
     TcpToGuest,
 }
 
+/// How punctual the processes of a sandbox are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pace {
+    /// As the kernel makes them.
+    Full,
+    /// Timers inside may be late by some dozens of milliseconds, and an idle sandbox costs next to nothing.
+    Idle,
+}
+
 /// One way to isolate sandboxes. All verbs block; the host calls each on a thread of its own.
 ///
 /// Every verb may be repeated after a crash. `destroy` is legal in every state, also for a sandbox that was
@@ -355,6 +365,15 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// [`EngineError::NotFound`], or the step that failed.
     fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, EngineError>;
+
+    /// Sets how punctual its processes are, in whatever state they are. An engine whose idle sandboxes cost nothing has
+    /// nothing to do.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFound`], or the step that failed.
+    fn pace(&self, _id: &SandboxId, _pace: Pace) -> Result<(), EngineError> {
+        Ok(())
+    }
 
     /// Blocks until the processes of the sandbox are gone, and says how they ended. It removes nothing. Processes that
     /// outlive their agent are ended first; until somebody waits, they may go on.

@@ -45,11 +45,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sandglass_linux::cgroup::{self, CgroupError, Cgroups, Leaf};
-use sandglass_linux::process::{self, PidFd, Watch, adopt_orphans, boot_id};
+use sandglass_linux::process::{self, Cpus, PidFd, Watch, adopt_orphans, boot_id};
 use sandglass_types::{InstanceId, SandboxId};
 
 use self::control::Control;
@@ -60,8 +61,8 @@ use self::make::Parts;
 use self::record::{Pinned, Record};
 use self::runsc::{Make, Network, Runsc};
 use crate::engine::{
-    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Isolation, Presence, SandboxSpec, SessionEnds,
-    Stats, step,
+    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Isolation, Pace, Presence, SandboxSpec,
+    SessionEnds, Stats, step,
 };
 use crate::files::{private_folder, remove_folder};
 use crate::locks::{Locks, lock};
@@ -82,6 +83,10 @@ const VERB_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long the rest of a sandbox may outlive its sandbox process before it counts as ended all the same.
 const STRAGGLERS: Duration = Duration::from_secs(2);
+
+/// How late timers in an idle sandbox may be. Measured with 60 of them: 0.13 % of a core each, 0.42 % with 20 ms, 2 to 4 %
+/// with the kernel's default.
+const IDLE_TIMER_SLACK: Duration = Duration::from_millis(50);
 
 /// How long the reaper may take to say how a process ended that has ended.
 const REAPER: Duration = Duration::from_secs(2);
@@ -127,6 +132,10 @@ pub struct GvisorEngine {
     over_socket: bool,
     cgroups: Cgroups,
     boot_id: String,
+    /// The processors of this machine.
+    cpus: Cpus,
+    /// Counts sandboxes, so that they are not all made on the same processors.
+    turn: AtomicU64,
     locks: Locks,
     /// Sandbox processes that this host became the parent of.
     watches: Mutex<HashMap<SandboxId, Arc<Watch>>>,
@@ -176,6 +185,8 @@ impl GvisorEngine {
             args,
             airlocks,
             cgroups,
+            cpus: Cpus::own().map_err(|error| step("count the processors", error))?,
+            turn: AtomicU64::new(0),
             locks: Locks::default(),
             watches: Mutex::default(),
         };
@@ -326,7 +337,9 @@ impl GvisorEngine {
             .map_err(|error| step("make the control group", error))?;
         sandglass_failpoint::hit("engine.create.attach")?;
         let device = make::attach_disk(&paths)?;
-        let parts = Parts { paths: &paths, leaf: &leaf, layer: &self.layer.path, rootfs: &rootfs };
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let cpus = make::cpus_for(spec.limits.cpus(), &self.cpus, turn);
+        let parts = Parts { paths: &paths, leaf: &leaf, layer: &self.layer.path, rootfs: &rootfs, cpus };
         let before = make::before(&parts, &device)?;
         let (bundle, pid_file) = (paths.bundle(), paths.pid_file());
         let mut options =
@@ -345,6 +358,12 @@ impl GvisorEngine {
         self.runsc.make(id, &call, before, stdio)?;
         drop(device);
         sandglass_failpoint::hit("engine.create.made")?;
+        if cpus.is_some() {
+            // It has counted them; from here on its quota bounds it, wherever it runs.
+            for pid in leaf.processes().map_err(|error| step("free its processors", error))? {
+                self.cpus.allow(pid).map_err(|error| step("free its processors", error))?;
+            }
+        }
         let identity = make::sandbox_process(&paths, &leaf)?;
         sandglass_failpoint::hit("engine.create.watch")?;
         let watch = process::watch(identity).map_err(|error| step("watch the sandbox process", error))?;
@@ -583,6 +602,19 @@ impl Engine for GvisorEngine {
             return Err(EngineError::Unsupported { engine: NAME, verb: "make a socket without a network" });
         };
         airlocks.socket(id, socket).map_err(|error| step("make a socket in the airlock", error))
+    }
+
+    fn pace(&self, id: &SandboxId, pace: Pace) -> Result<(), EngineError> {
+        self.known(id)?;
+        let slack = match pace {
+            Pace::Full => process::DEFAULT_TIMER_SLACK,
+            Pace::Idle => IDLE_TIMER_SLACK,
+        };
+        let failed = "set the pace";
+        for pid in self.leaf(id)?.processes().map_err(|error| step(failed, error))? {
+            process::set_timer_slack(pid, slack).map_err(|error| step(failed, error))?;
+        }
+        Ok(())
     }
 
     fn wait(&self, id: &SandboxId) -> Result<Exit, EngineError> {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use sandglass_linux::cgroup::Leaf;
 use sandglass_linux::loopdev::LoopDevice;
-use sandglass_linux::process::{ProcessIdentity, Step};
+use sandglass_linux::process::{Cpus, ProcessIdentity, Step};
 
 use super::disk;
 use super::paths::SandboxPaths;
@@ -27,6 +27,18 @@ pub(super) struct Parts<'a> {
     /// The layer with the agent.
     pub(super) layer: &'a Path,
     pub(super) rootfs: &'a Path,
+    /// The processors that `runsc` is started on, if it must not see all.
+    pub(super) cpus: Option<Cpus>,
+}
+
+/// The processors to start `runsc` on: it tells the guest that there are as many as it was started on itself. Nothing if
+/// there are no more than that.
+///
+/// At least two, as `runsc` does when it counts by a quota: on one, programs leave out locks that they need
+/// (`--cpu-num-from-quota` in its `sandbox.go`).
+pub(super) fn cpus_for(limit: u32, all: &Cpus, turn: u64) -> Option<Cpus> {
+    let wanted = limit.max(2);
+    (all.count() > wanted).then(|| all.some(wanted, turn))
 }
 
 /// Writes everything that is a file but the disk.
@@ -72,6 +84,7 @@ pub(super) fn before(parts: &Parts<'_>, device: &LoopDevice) -> Result<Vec<Step>
     // First and one after the other: the kernel waits for a grace period once, and nothing runs without limits.
     let join = |folder: PathBuf| string(folder.join("cgroup.procs").as_os_str()).map(Step::JoinCgroup);
     let mut steps = parts.leaf.folders().map(join).collect::<Result<Vec<_>, _>>()?;
+    steps.extend(parts.cpus.map(Step::RunOn));
     steps.extend([
         Step::Mount {
             source: string(parts.paths.meminfo().as_os_str())?,
@@ -142,6 +155,17 @@ mod tests {
         assert!(fits_in_mount_options(Path::new("/var/cache/sand glass")));
         for path in ["/a:b", "/a,upperdir=/", "/a\\b", "/a\"b", "/a\nb"] {
             assert!(!fits_in_mount_options(Path::new(path)), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_guest_is_told_of_as_many_processors_as_it_may_use() {
+        let one = Cpus::own().unwrap().some(1, 0);
+        assert_eq!(cpus_for(1, &one, 0), None);
+        let all = Cpus::own().unwrap();
+        assert_eq!(cpus_for(all.count().max(2), &all, 0), None);
+        if all.count() > 2 {
+            assert_eq!(cpus_for(1, &all, 7).unwrap().count(), 2);
         }
     }
 

@@ -12,7 +12,7 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
 use super::protocol::{Answer, Call, RefusalKind, Reply, Verb};
-use crate::engine::{AirlockSocket, EngineInfo, Exit, Presence, SandboxSpec, SessionEnds, Stats};
+use crate::engine::{AirlockSocket, EngineInfo, Exit, Pace, Presence, SandboxSpec, SessionEnds, Stats};
 
 /// A verb that the host did not do.
 #[derive(Debug, thiserror::Error)]
@@ -212,6 +212,14 @@ impl Host {
     /// As all verbs: [`HostError`].
     pub async fn destroy(&self, id: &SandboxId) -> Result<(), HostError> {
         self.do_it(Verb::Destroy(id.clone())).await
+    }
+
+    /// Sets how punctual the processes of a sandbox are.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn pace(&self, id: &SandboxId, pace: Pace) -> Result<(), HostError> {
+        self.do_it(Verb::Pace { id: id.clone(), pace }).await
     }
 
     /// What a sandbox uses now.

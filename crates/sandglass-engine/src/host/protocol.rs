@@ -6,7 +6,7 @@
 use sandglass_types::SandboxId;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{AirlockSocket, EngineError, EngineInfo, Exit, Lack, Presence, SandboxSpec, Stats};
+use crate::engine::{AirlockSocket, EngineError, EngineInfo, Exit, Lack, Pace, Presence, SandboxSpec, Stats};
 
 /// A question to the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +60,13 @@ pub enum Verb {
         /// Which kind of socket.
         socket: AirlockSocket,
     },
+    /// [`crate::Engine::pace`].
+    Pace {
+        /// Whose.
+        id: SandboxId,
+        /// Which one.
+        pace: Pace,
+    },
     /// [`crate::Engine::wait`]; answered when the sandbox's processes are gone.
     Wait(SandboxId),
 }
@@ -81,6 +88,7 @@ impl Verb {
             Self::List => "list",
             Self::Attach(_) => "attach",
             Self::AirlockSocket { .. } => "airlock_socket",
+            Self::Pace { .. } => "pace",
             Self::Wait(_) => "wait",
         }
     }

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::PidFd;
+use super::{Cpus, PidFd};
 
 /// One thing that the child does before it becomes the program, in the order given.
 #[derive(Debug, Clone)]
@@ -40,6 +40,8 @@ pub enum Step {
     ReserveDescriptor(RawFd),
     /// Makes `membarrier(2)` answer ENOSYS for the program and all its descendants.
     DenyMembarrier,
+    /// Lets it run on these processors only.
+    RunOn(Cpus),
     /// Sets `RLIMIT_NOFILE`, soft and hard, or raises the soft limit to the hard one where more is not allowed.
     OpenFiles(u64),
     /// Changes the working directory, which is `/` otherwise.
@@ -59,6 +61,7 @@ impl Step {
             Self::JoinCgroup(_) => "join a cgroup",
             Self::ReserveDescriptor(_) => "reserve a descriptor",
             Self::DenyMembarrier => "install the membarrier filter",
+            Self::RunOn(_) => "choose processors",
             Self::OpenFiles(_) => "raise the limit on open files",
             Self::WorkingDirectory(_) => "change the working directory",
             Self::AdoptOrphans => "become a reaper",
@@ -370,6 +373,13 @@ fn perform(step: &Step) -> libc::c_int {
                 if fd < 0 { fd } else { libc::dup2(fd, *number) }
             }
             Step::DenyMembarrier => deny_membarrier(),
+            Step::RunOn(cpus) => {
+                let mut set: libc::cpu_set_t = std::mem::zeroed();
+                for cpu in cpus.numbers() {
+                    libc::CPU_SET(cpu, &mut set);
+                }
+                libc::sched_setaffinity(0, size_of_val(&set), &raw const set)
+            }
             Step::OpenFiles(limit) => {
                 let wanted = libc::rlimit { rlim_cur: *limit, rlim_max: *limit };
                 if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const wanted) == 0 {
