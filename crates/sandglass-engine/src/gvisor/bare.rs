@@ -126,7 +126,7 @@ impl Bare {
             .and_then(|()| leaf.limit(&ceiling::of(limits)))
             .map_err(|error| step("make the control group", error))?;
         let device = make::attach_disk(paths)?;
-        let parts = Parts { paths, leaf, layer: &self.layer.path, rootfs: &self.rootfs };
+        let parts = Parts { paths, leaf, layer: &self.layer.path, rootfs: &self.rootfs, cpus: None };
         let before = make::before(&parts, &device)?;
         let (output, input) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| step("make a pipe", errno))?;
         let launch = Launch::new(&self.program)
@@ -191,10 +191,10 @@ fn spec(
         root: &paths.root_mount(),
         tmp: &paths.disk_mount().join(disk::TMP),
         netns: None,
-        cgroups_path: &leaf.oci_path(),
         limits,
     });
     let (uid, gid) = command.user;
+    spec["linux"]["cgroupsPath"] = json!(leaf.oci_path());
     spec["process"]["user"] = json!({"uid": uid, "gid": gid});
     spec["process"]["cwd"] = json!(command.cwd);
     spec["process"]["env"] = json!(command.env);

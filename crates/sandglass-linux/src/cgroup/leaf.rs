@@ -42,6 +42,12 @@ impl Leaf {
         }
     }
 
+    /// The group as `linux.cgroupsPath` of an OCI spec wants it: absolute, from the root of the hierarchies.
+    #[must_use]
+    pub fn oci_path(&self) -> String {
+        format!("/{}", self.path)
+    }
+
     /// Makes the group in every hierarchy, below a parent that exists. May be repeated.
     ///
     /// # Errors
