@@ -8,5 +8,6 @@ mod fixture;
 mod image_crash;
 mod lifecycle;
 mod network;
+mod pace;
 mod snapshots;
 mod timing;
