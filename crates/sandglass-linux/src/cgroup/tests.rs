@@ -117,7 +117,7 @@ fn version_1_joins_links_and_leaves_out_the_hybrid_part() {
         .map(|folder| folder.parent().unwrap().file_name().unwrap().to_str().unwrap().to_owned())
         .collect();
     assert_eq!(names, ["cpu,cpuacct", "memory", "pids"]);
-    assert_eq!(cgroups.parent_folders().count(), 4);
+    assert_eq!(cgroups.parent_folders().count(), 3);
 }
 
 #[test]
