@@ -50,6 +50,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sandglass_linux::cgroup::{self, CgroupError, Cgroups, Leaf};
+use sandglass_linux::loopdev::LoopDevice;
 use sandglass_linux::process::{self, Cpus, PidFd, Watch, adopt_orphans, boot_id};
 use sandglass_types::{InstanceId, SandboxId};
 
@@ -303,40 +304,19 @@ impl GvisorEngine {
         sandglass_failpoint::hit("engine.create.record")?;
         let mut record = Record::new(id.clone(), self.pinned(spec), spec.limits, self.boot_id.clone());
         self.save(&record)?;
-        sandglass_failpoint::hit("engine.create.disk")?;
-        match image {
-            None => disk::blank(&self.paths, spec.limits.disk_mib(), &paths.disk())?,
-            Some(image) => disk::copy(&image.disk(), &paths.disk())
-                .map_err(|error| step("copy the image's disk", error))?,
-        }
-        sandglass_failpoint::hit("engine.create.network")?;
-        let netns = match &self.airlocks {
-            Some(airlocks) => Some(airlocks.assign(id).map_err(|error| step("make the network", error))?),
-            None => None,
-        };
         // `runsc restore` takes the interfaces from a namespace, however the sandbox is driven afterwards.
         let (network, progress) = match image {
             None if self.over_socket => (Network::OverControlSocket, Status::Created),
             None => (Network::Namespace, Status::Created),
             Some(_) => (Network::Namespace, Status::Running),
         };
-        let oci = oci::spec(&oci::Input {
-            hostname: id.as_str(),
-            args: &self.args,
-            root: &paths.root_mount(),
-            tmp: &paths.disk_mount().join(disk::TMP),
-            netns: netns.as_deref().filter(|_| network == Network::Namespace),
-            limits: spec.limits,
+        // The disk is made beside the rest: both wait for the kernel.
+        let (device, surroundings) = std::thread::scope(|scope| {
+            let disk = scope.spawn(|| self.make_disk(spec, image, &paths));
+            let surroundings = self.make_surroundings(spec, network, &paths, &leaf);
+            (disk.join().unwrap_or_else(|_| Err(step("make the disk", "it panicked"))), surroundings)
         });
-        sandglass_failpoint::hit("engine.create.files")?;
-        make::write_files(&paths, &oci, spec.limits.memory_mib())?;
-        sandglass_failpoint::hit("engine.create.group")?;
-        // Before `runsc`, which then leaves them as they are, and so that nothing of it ever runs without limits.
-        leaf.make()
-            .and_then(|()| leaf.limit(&ceiling::of(spec.limits)))
-            .map_err(|error| step("make the control group", error))?;
-        sandglass_failpoint::hit("engine.create.attach")?;
-        let device = make::attach_disk(&paths)?;
+        let device = surroundings.and(device)?;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let cpus = make::cpus_for(spec.limits.cpus(), &self.cpus, turn);
         let parts = Parts { paths: &paths, leaf: &leaf, layer: &self.layer.path, rootfs: &rootfs, cpus };
@@ -374,6 +354,55 @@ impl GvisorEngine {
         record.progress = self.over_socket.then_some(progress);
         sandglass_failpoint::hit("engine.create.save")?;
         self.save(&record)
+    }
+
+    /// A blank disk or the image's, on a loop device.
+    fn make_disk(
+        &self,
+        spec: &SandboxSpec,
+        image: Option<&Image>,
+        paths: &SandboxPaths,
+    ) -> Result<LoopDevice, EngineError> {
+        sandglass_failpoint::hit("engine.create.disk")?;
+        match image {
+            None => disk::blank(&self.paths, spec.limits.disk_mib(), &paths.disk())?,
+            Some(image) => disk::copy(&image.disk(), &paths.disk())
+                .map_err(|error| step("copy the image's disk", error))?,
+        }
+        sandglass_failpoint::hit("engine.create.attach")?;
+        make::attach_disk(paths)
+    }
+
+    /// Network, files, and the control group with its limits.
+    fn make_surroundings(
+        &self,
+        spec: &SandboxSpec,
+        network: Network,
+        paths: &SandboxPaths,
+        leaf: &Leaf,
+    ) -> Result<(), EngineError> {
+        sandglass_failpoint::hit("engine.create.network")?;
+        let netns = match &self.airlocks {
+            Some(airlocks) => {
+                Some(airlocks.assign(&spec.id).map_err(|error| step("make the network", error))?)
+            }
+            None => None,
+        };
+        let oci = oci::spec(&oci::Input {
+            hostname: spec.id.as_str(),
+            args: &self.args,
+            root: &paths.root_mount(),
+            tmp: &paths.disk_mount().join(disk::TMP),
+            netns: netns.as_deref().filter(|_| network == Network::Namespace),
+            limits: spec.limits,
+        });
+        sandglass_failpoint::hit("engine.create.files")?;
+        make::write_files(paths, &oci, spec.limits.memory_mib())?;
+        sandglass_failpoint::hit("engine.create.group")?;
+        // Before `runsc`, so that nothing of it ever runs without limits.
+        leaf.make()
+            .and_then(|()| leaf.limit(&ceiling::of(spec.limits)))
+            .map_err(|error| step("make the control group", error))
     }
 
     /// Removes all that a sandbox owns, in whatever state it is. The caller holds its lock.
