@@ -43,7 +43,8 @@ def test_the_unit_has_the_mount_namespace_of_the_machine():
 @pytest.fixture
 def groups():
     """The control group that systemd would give the service, in the hierarchies that it follows processes by."""
-    roots = [CGROUPS] if (CGROUPS / "cgroup.controllers").exists() else [CGROUPS / "systemd", CGROUPS / "pids"]
+    split = [CGROUPS / "systemd", CGROUPS / "unified", CGROUPS / "pids"]
+    roots = [CGROUPS] if (CGROUPS / "cgroup.controllers").exists() else [root for root in split if root.exists()]
     made = [root / "sandglass-test-service" for root in roots]
     for group in made:
         group.mkdir()
@@ -79,7 +80,8 @@ def test_a_restart_leaves_sandboxes_running(service, groups):
     instance = (service.data_dir / "instance").read_text().strip()
     leaves = list(CGROUPS.glob(f"**/sandglass-{instance}/{box.sandbox_id}"))
     sandbox = set.union(*(members(leaf) for leaf in leaves))
-    assert sandbox, "the sandbox has no processes"
+    engine = {pid for pid in sandbox if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"runsc-")}
+    assert engine, "the sandbox has no processes"
     for group in groups:
         assert len(members(group)) == 2, "both halves are the service's"
         assert not members(group) & sandbox, "systemd would kill the sandbox with the service"
@@ -88,7 +90,8 @@ def test_a_restart_leaves_sandboxes_running(service, groups):
     service.stop()
     for group in groups:
         assert not members(group), "something is left for systemd to kill"
-    assert set.union(*(members(leaf) for leaf in leaves)) == sandbox
+    # Those of the guest come and go.
+    assert engine <= set.union(*(members(leaf) for leaf in leaves))
 
     service.start()
     assert box.files.read("/tmp/mark") == "kept"

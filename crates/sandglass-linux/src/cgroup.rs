@@ -24,6 +24,11 @@ const REQUIRED: [&str; 3] = ["cpu", "memory", "pids"];
 /// What counts CPU time on version 1, where it is a controller of its own.
 const ACCOUNTING: [&str; 1] = ["cpuacct"];
 
+/// Where systemd keeps track of the processes of its units on version 1: a sandbox leaves them, or it would be killed when
+/// the unit that its server runs in is stopped. The second is there in the hybrid layout; it is one of version 2, and
+/// has no controllers.
+const TRACKING: [&str; 2] = ["systemd", "unified"];
+
 /// Enabled below the parent on version 2 where the kernel has them; the engine asks for some of them.
 const OPTIONAL: [&str; 2] = ["cpuset", "io"];
 
@@ -199,16 +204,13 @@ fn unified(root: &Path) -> Result<Hierarchy, CgroupError> {
     Ok(Hierarchy { controllers, root: root.to_owned() })
 }
 
-/// The hierarchies of version 1: a folder each, named by its controllers (`cpu,cpuacct`), often with a link per
-/// controller (`cpu`) beside it. In the hybrid layout there is one of version 2 without controllers as well, which
-/// nothing here needs.
+/// The hierarchies of version 1 that matter: a folder each, named by its controllers (`cpu,cpuacct`), often with a link
+/// per controller (`cpu`) beside it. A process is moved into each of them, and every move costs.
 fn split(root: &Path) -> Result<Vec<Hierarchy>, CgroupError> {
     let mut found: Vec<Hierarchy> = Vec::new();
     for name in child_folders(root)? {
         let folder = fs_err::canonicalize(root.join(&name))?;
-        let is_version_1 =
-            folder.join("cgroup.procs").exists() && !folder.join("cgroup.controllers").exists();
-        if !is_version_1 {
+        if !folder.join("cgroup.procs").exists() {
             continue;
         }
         let controllers = name.split(',').map(str::to_owned);
@@ -217,8 +219,9 @@ fn split(root: &Path) -> Result<Vec<Hierarchy>, CgroupError> {
             None => found.push(Hierarchy { controllers: controllers.collect(), root: folder }),
         }
     }
-    // A process is moved into each of them, and every move costs.
-    found.retain(|hierarchy| REQUIRED.iter().chain(&ACCOUNTING).any(|name| hierarchy.has(name)));
+    found.retain(|hierarchy| {
+        REQUIRED.iter().chain(&ACCOUNTING).chain(&TRACKING).any(|name| hierarchy.has(name))
+    });
     Ok(found)
 }
 

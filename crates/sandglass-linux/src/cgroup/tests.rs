@@ -19,7 +19,7 @@ fn version_2(controllers: &str) -> tempfile::TempDir {
 /// A folder that looks like version 1 in the layout of a distribution: joined controllers, links, hybrid.
 fn version_1() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
-    for name in ["cpu,cpuacct", "memory", "pids", "systemd", "unified"] {
+    for name in ["cpu,cpuacct", "memory", "pids", "devices", "systemd", "unified"] {
         fs::create_dir(root.path().join(name)).unwrap();
         fs::write(root.path().join(name).join("cgroup.procs"), "").unwrap();
     }
@@ -107,7 +107,7 @@ fn version_2_leaves_are_made_and_removed() {
 }
 
 #[test]
-fn version_1_joins_links_and_leaves_out_the_hybrid_part() {
+fn version_1_joins_links_and_takes_what_limits_counts_or_tracks() {
     let root = version_1();
     let cgroups = Cgroups::detect(root.path(), "inst0001").unwrap();
     assert_eq!(cgroups.version(), Version::V1);
@@ -116,8 +116,8 @@ fn version_1_joins_links_and_leaves_out_the_hybrid_part() {
         .keys()
         .map(|folder| folder.parent().unwrap().file_name().unwrap().to_str().unwrap().to_owned())
         .collect();
-    assert_eq!(names, ["cpu,cpuacct", "memory", "pids"]);
-    assert_eq!(cgroups.parent_folders().count(), 3);
+    assert_eq!(names, ["cpu,cpuacct", "memory", "pids", "systemd", "unified"]);
+    assert_eq!(cgroups.parent_folders().count(), 5);
 }
 
 #[test]
