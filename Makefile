@@ -40,11 +40,11 @@ format-check:
 	cargo fmt --all --check
 
 lint: format-check guest ## Check format and lints
-	cargo clippy --locked --release --workspace --all-targets -- -D warnings
+	cargo clippy --locked --workspace --all-targets -- -D warnings
 
 # Server and tests in one build: apart, crates whose features differ between the two would be compiled twice.
 test: setup lint ## Run every test: unit, engine, and end to end with the E2B SDK
-	cargo build --locked --release --workspace --all-targets
+	cargo build --locked --workspace --all-targets
 	@scripts/test.sh
 
 faults: setup build ## Kill the server at every step, each on its own (an hour; `make test` has them together)

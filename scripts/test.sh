@@ -5,6 +5,9 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
+# The program with all assertions, from the same build as the Rust tests.
+export SANDGLASS_PROGRAM=$PWD/target/debug/sandglass
+
 nextest_version=0.9.143
 passed=0 failed=0
 logs=$(mktemp -d)
@@ -35,7 +38,7 @@ if ! command -v cargo-nextest >/dev/null; then
   rm -rf target/tools/build
 fi
 # Beside the end-to-end tests, because all of them spend much of their time in waiting.
-rust_tests() { cargo nextest run --locked --release --workspace; }
+rust_tests() { cargo nextest run --locked --workspace; }
 step "Rust tests, in the background"
 rust_tests > "$logs/rust" 2>&1 &
 rust=$!
@@ -68,7 +71,7 @@ tally "$(number passed <<< "$summary")" \
 pytest_run "end-to-end tests that want the machine for themselves" .venv -m alone tests/e2e
 
 step "the soak, a tenth of it"
-target/release/sandglass bench soak
+"$SANDGLASS_PROGRAM" bench soak
 status=$?
 tally "$((status == 0))" "$((status != 0))" 0 "$status" "the soak"
 
