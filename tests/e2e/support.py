@@ -170,7 +170,7 @@ class Server:
             assert result.returncode == 0, f"sandglass {args} failed:\n{result.stdout}{result.stderr}"
         return result
 
-    def ledger(self, wait: int = 15) -> tuple[int, dict]:
+    def ledger(self, wait: int = 60) -> tuple[int, dict]:
         """Exit code and content of the ledger."""
         result = self.cli(
             "ledger", "--data-dir", str(self.data_dir), "--json", "--wait", str(wait), check=False

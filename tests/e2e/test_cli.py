@@ -41,7 +41,8 @@ def test_sandbox_verbs(server, fresh):
     assert not fresh.is_running()
     kill_again = ("sandbox", "kill", fresh.sandbox_id)
     until(lambda: server.cli(*kill_again, check=False).returncode != 0, what="nothing left to kill")
-    assert server.cli("sandbox", "info", fresh.sandbox_id, check=False).returncode != 0
+    ended = json.loads(server.cli("sandbox", "info", "--json", fresh.sandbox_id).stdout)
+    assert ended["state"] in ("ending", "ended") and ended["end_reason"] == "killed"
 
 
 def test_teams_and_keys(server):

@@ -177,7 +177,7 @@ def test_disk(cramped_server):
     block = int(subprocess.check_output(["stat", "-f", "-c", "%S", server.data_dir]))
     ballast = server.data_dir.parent / "ballast"
     # None at all, and then enough for the store but not for a sandbox.
-    for left in (0, 64, 256):
+    for left in (0, 16, 32):
         with ballast.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, (free - left) * block)
         refused(server, "disk space")

@@ -69,6 +69,7 @@ use crate::files::{private_folder, remove_folder};
 use crate::locks::{Locks, lock};
 use crate::record::{self as records, Status};
 use crate::session::Session;
+use crate::side_by_side::side_by_side;
 
 pub use self::airlocks::{AirlockError, Airlocks};
 pub use self::ceiling::of as ceiling;
@@ -311,11 +312,10 @@ impl GvisorEngine {
             Some(_) => (Network::Namespace, Status::Running),
         };
         // The disk is made beside the rest: both wait for the kernel.
-        let (device, surroundings) = std::thread::scope(|scope| {
-            let disk = scope.spawn(|| self.make_disk(spec, image, &paths));
-            let surroundings = self.make_surroundings(spec, network, &paths, &leaf);
-            (disk.join().unwrap_or_else(|_| Err(step("make the disk", "it panicked"))), surroundings)
-        });
+        let (device, surroundings) = side_by_side(
+            || self.make_disk(spec, image, &paths),
+            || self.make_surroundings(spec, network, &paths, &leaf),
+        );
         let device = surroundings.and(device)?;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let cpus = make::cpus_for(spec.limits.cpus(), &self.cpus, turn);
@@ -411,17 +411,16 @@ impl GvisorEngine {
         let leaf = self.leaf(id)?;
         sandglass_failpoint::hit("engine.remove.begin")?;
         // The network ends beside the processes: neither needs the other, and both wait for the kernel.
-        let (killed, released) = std::thread::scope(|scope| {
-            let releasing = self.airlocks.as_ref().map(|airlocks| scope.spawn(|| airlocks.release(id)));
-            teardown::abandon_disk(&leaf, &paths.disk());
-            let killed = sandglass_failpoint::hit("engine.remove.kill").map_err(EngineError::from);
-            let killed = killed.and_then(|()| self.kill_recorded(id)).and_then(|()| teardown::kill(&leaf));
-            let released = releasing.map_or(Ok(()), |thread| {
-                thread.join().unwrap_or_else(|_| Err("releasing the network panicked".into()))
-            });
-            (killed, released.map_err(|error| step("end the network", error)))
-        });
-        killed.and(released)?;
+        let (released, killed) = side_by_side(
+            || self.airlocks.as_ref().map_or(Ok(()), |airlocks| airlocks.release(id)),
+            || {
+                teardown::abandon_disk(&leaf, &paths.disk());
+                sandglass_failpoint::hit("engine.remove.kill")?;
+                self.kill_recorded(id)?;
+                teardown::kill(&leaf)
+            },
+        );
+        killed.and(released.map_err(|error| step("end the network", error)))?;
         sandglass_failpoint::hit("engine.remove.forget")?;
         lock(&self.watches).remove(id);
         self.runsc.forget(id).map_err(|error| step("remove the state of runsc", error))?;

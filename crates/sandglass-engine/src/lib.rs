@@ -13,5 +13,6 @@ mod locks;
 pub mod network;
 mod record;
 mod session;
+mod side_by_side;
 
 pub use engine::{Engine, EngineError, EngineInfo, Exit, Feature, Isolation, SandboxSpec, Stats};

@@ -283,7 +283,7 @@ async fn a_killed_sandbox_cuts_its_streams() {
         let mut inside = guest.accept().await;
         inside.head().await;
         inside.send(format!("HTTP/1.1 200 OK\r\n{framing}")).await;
-        client.until("one").await;
+        client.until("\r\none").await;
         served.fake.end(&id);
         assert!(live.gone.is_cancelled());
         let rest = client.rest().await;

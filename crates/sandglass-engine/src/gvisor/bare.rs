@@ -164,8 +164,28 @@ impl Bare {
         teardown::kill(leaf)?;
         self.runsc.forget(id).map_err(|error| step("remove the state of runsc", error))?;
         teardown::remove_group(leaf)?;
+        self.remove_groups_of_runsc(id).map_err(|error| step("remove the groups of runsc", error))?;
         teardown::wait_detached(&paths.disk())?;
         remove_folder(paths.dir())
+    }
+
+    /// `runsc` makes groups also in the hierarchies of version 1 that the engine does not need.
+    fn remove_groups_of_runsc(&self, id: &SandboxId) -> io::Result<()> {
+        let own: Vec<PathBuf> = self.cgroups.parent_folders().collect();
+        let Some(name) = own.first().and_then(|parent| parent.file_name()) else { return Ok(()) };
+        for hierarchy in fs_err::read_dir(cgroup::ROOT)? {
+            let parent = fs_err::canonicalize(hierarchy?.path())?.join(name);
+            if own.contains(&parent) || !parent.is_dir() {
+                continue;
+            }
+            for group in [parent.join(id.as_str()), parent] {
+                match fs_err::remove_dir(group) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
     }
 }
 

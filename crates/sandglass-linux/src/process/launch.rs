@@ -201,8 +201,7 @@ impl Launch {
 
     fn stdio(mut self, index: usize, fd: impl AsFd) -> Result<Self, LaunchError> {
         // Above the three targets, so that none of the child's dup2 calls overwrites a source of a later one.
-        let copy =
-            rustix::io::fcntl_dupfd_cloexec(fd, 10).map_err(|errno| LaunchError::Start(errno.into()))?;
+        let copy = above_standard(fd).map_err(LaunchError::Start)?;
         self.stdio[index] = Some(copy);
         Ok(self)
     }
@@ -221,11 +220,10 @@ impl Launch {
             rustix::fs::Mode::empty(),
         )
         .map_err(|errno| start(errno.into()))?;
-        let null = rustix::io::fcntl_dupfd_cloexec(&null, 10).map_err(|errno| start(errno.into()))?;
+        let null = above_standard(&null).map_err(start)?;
         let (report_read, report_write) =
             rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(|errno| start(errno.into()))?;
-        let report_write =
-            rustix::io::fcntl_dupfd_cloexec(&report_write, 10).map_err(|errno| start(errno.into()))?;
+        let report_write = above_standard(&report_write).map_err(start)?;
 
         let argv = pointers(&self.argv);
         let env = pointers(&self.env);
@@ -271,6 +269,15 @@ impl Launch {
             None => LaunchError::Exec { program: self.program(), source },
         }
     }
+}
+
+/// A copy that none of the three standard numbers collides with.
+fn above_standard(fd: impl AsFd) -> io::Result<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(fd, 10).map_err(|errno| match errno {
+        // So fcntl(2) calls a number that is beyond the limit.
+        rustix::io::Errno::INVAL => rustix::io::Errno::MFILE.into(),
+        errno => errno.into(),
+    })
 }
 
 /// A child that was cloned.

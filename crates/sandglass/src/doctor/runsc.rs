@@ -130,7 +130,10 @@ pub(super) fn judge(facts: &Facts) -> Vec<Check> {
     });
     checks.extend(LIMITS.map(|(name, finding)| Check::note(name, finding)));
     if date(version).is_none_or(|date| date < QUIET) {
-        checks.push(Check::note("idle CPU", "an idle sandbox takes 2 to 4 % of a core with this version, until it is slowed 2 s later"));
+        checks.push(Check::note(
+            "idle CPU",
+            "an idle sandbox takes 2 to 4 % of a core with this version, until it is slowed 2 s later",
+        ));
     }
     checks
 }
