@@ -42,10 +42,13 @@ format-check:
 lint: format-check guest ## Check format and lints
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 
-# Server and tests in one build: apart, crates whose features differ between the two would be compiled twice.
-test: setup lint ## Run every test: unit, engine, and end to end with the E2B SDK
-	cargo build --locked --workspace --all-targets
-	@scripts/test.sh
+# Lints, server and tests in one build, so that nothing is compiled twice: clippy's driver is rustc with more lints. It
+# takes its arguments, here `-D warnings`, in this form.
+LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+
+test: setup format-check guest ## Run every test: unit, engine, and end to end with the E2B SDKs
+	$(LINTED) cargo build --locked --workspace --all-targets
+	@$(LINTED) scripts/test.sh
 
 faults: setup build ## Kill the server at every step, each on its own (an hour; `make test` has them together)
 	SANDGLASS_FAULTS=each .venv/bin/python -m pytest tests/e2e/test_faults.py

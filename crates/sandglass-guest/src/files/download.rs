@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::stream::{self, BoxStream, StreamExt as _};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::fs::{FileType as Kind, Mode, OFlags, Stat};
@@ -20,6 +20,9 @@ use crate::path::{Walk, borrow, file_type, resolve};
 /// What RFC 8187 leaves as it is in a file name.
 const EXTENDED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'.').remove(b'-').remove(b'_').remove(b'~').remove(b'!').remove(b'+');
+
+/// Pieces of a file that are read at one time: while one is sent, the next is fetched.
+const READ_AHEAD: usize = 2;
 
 struct Open {
     file: OwnedFd,
@@ -148,37 +151,57 @@ pub(super) async fn serve(
     Ok(response)
 }
 
-/// Bytes of a file from `offset`, at most `left`, read piece by piece as they are wanted.
+/// Bytes of a file from `offset`: so many, or up to its end if that is not known.
 fn contents(
     agent: Arc<Agent>,
     file: OwnedFd,
     offset: u64,
-    left: u64,
-) -> impl futures_util::Stream<Item = std::io::Result<Bytes>> {
-    let known = left != u64::MAX;
-    stream::try_unfold((agent, Arc::new(file), offset, left), move |(agent, file, offset, left)| async move {
-        if left == 0 {
-            return Ok(None);
+    count: u64,
+) -> BoxStream<'static, std::io::Result<Bytes>> {
+    let file = Arc::new(file);
+    if count == u64::MAX {
+        return stream::try_unfold(offset, move |offset| {
+            let piece = read(agent.clone(), Arc::clone(&file), offset, CHUNK);
+            async move {
+                let piece = piece.await?;
+                let next = offset + u64::try_from(piece.len()).unwrap_or(0);
+                Ok((!piece.is_empty()).then_some((piece, next)))
+            }
+        })
+        .boxed();
+    }
+    let end = offset.saturating_add(count);
+    stream::iter((offset..end).step_by(CHUNK))
+        .map(move |offset| {
+            let wanted = usize::try_from(end - offset).unwrap_or(CHUNK).min(CHUNK);
+            let piece = read(agent.clone(), Arc::clone(&file), offset, wanted);
+            async move {
+                let piece = piece.await?;
+                // Shorter than announced: the connection must break, or the client would believe it is whole.
+                if piece.len() == wanted { Ok(piece) } else { Err(std::io::ErrorKind::UnexpectedEof.into()) }
+            }
+        })
+        .buffered(READ_AHEAD)
+        .boxed()
+}
+
+/// `wanted` bytes from `offset`; fewer at the end of the file.
+async fn read(agent: Arc<Agent>, file: Arc<OwnedFd>, offset: u64, wanted: usize) -> std::io::Result<Bytes> {
+    let work = move || {
+        let (mut buffer, mut filled) = (vec![0; wanted], 0);
+        while filled < wanted {
+            let at = offset + u64::try_from(filled).map_err(std::io::Error::other)?;
+            match rustix::io::pread(&*file, &mut buffer[filled..], at) {
+                Ok(0) => break,
+                Ok(n) => filled += n,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
         }
-        let reader = Arc::clone(&file);
-        let wanted = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
-        let bytes = agent
-            .blocking
-            .run(move || {
-                let mut buffer = vec![0; wanted];
-                let n = rustix::io::pread(&*reader, &mut buffer, offset)?;
-                buffer.truncate(n);
-                std::io::Result::Ok(Bytes::from(buffer))
-            })
-            .await?;
-        let n = u64::try_from(bytes.len()).unwrap_or(0);
-        match n {
-            // Shorter than announced: the connection must break, or the client would believe it is whole.
-            0 if known => Err(std::io::ErrorKind::UnexpectedEof.into()),
-            0 => Ok(None),
-            n => Ok(Some((bytes, (agent, file, offset + n, left - n.min(left))))),
-        }
-    })
+        buffer.truncate(filled);
+        Ok(Bytes::from(buffer))
+    };
+    agent.blocking.run(work).await
 }
 
 #[cfg(test)]

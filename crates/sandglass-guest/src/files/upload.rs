@@ -15,6 +15,7 @@ use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use http::{StatusCode, header};
 use rustix::fs::{FileType as Kind, Gid, Mode, OFlags, Uid};
 use serde::Serialize;
+use tokio::task::JoinHandle;
 use tokio_util::io::{ReaderStream, StreamReader};
 
 use super::paced::paced;
@@ -95,6 +96,14 @@ fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Waits for a piece that is being written.
+async fn written(writing: Option<JoinHandle<Result<(), Refusal>>>) -> Result<(), Refusal> {
+    match writing {
+        Some(writing) => writing.await.unwrap_or_else(|_| Err(bad("the agent is ending"))),
+        None => Ok(()),
+    }
+}
+
 /// Writes a stream to a file, a large piece at a time.
 async fn store<E: std::fmt::Display>(
     access: &Arc<Access>,
@@ -107,6 +116,8 @@ async fn store<E: std::fmt::Display>(
     let file = Arc::new(blocking.run(move || create(&opener, &target)).await?);
     let mut contents = std::pin::pin!(contents);
     let mut buffer = BytesMut::new();
+    // One piece is written while the next one arrives.
+    let mut writing = None;
     loop {
         let piece = contents.next().await;
         let ended = piece.is_none();
@@ -117,13 +128,15 @@ async fn store<E: std::fmt::Display>(
         }
         if buffer.len() >= CHUNK || (ended && !buffer.is_empty()) {
             let bytes = buffer.split().freeze();
-            let file = Arc::clone(&file);
-            blocking.run(move || write_all(&file, &bytes)).await?;
+            written(writing.take()).await?;
+            let (blocking, file) = (blocking.clone(), Arc::clone(&file));
+            writing = Some(tokio::spawn(async move { blocking.run(move || write_all(&file, &bytes)).await }));
         }
         if ended {
             break;
         }
     }
+    written(writing).await?;
     // On some file systems only closing tells that the disk is full.
     let name = path.rsplit('/').next().unwrap_or_default().to_owned();
     Ok(Written { path, name, r#type: "file" })
