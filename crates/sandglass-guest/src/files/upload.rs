@@ -130,7 +130,8 @@ async fn store<E: std::fmt::Display>(
             let bytes = buffer.split().freeze();
             written(writing.take()).await?;
             let (blocking, file) = (blocking.clone(), Arc::clone(&file));
-            writing = Some(tokio::spawn(async move { blocking.run(move || write_all(&file, &bytes)).await }));
+            let write = async move { blocking.run(move || write_all(&file, &bytes)).await };
+            writing = Some(access.agent.tasks.spawn(write));
         }
         if ended {
             break;
