@@ -69,7 +69,7 @@ use crate::files::{private_folder, remove_folder};
 use crate::locks::{Locks, lock};
 use crate::record::{self as records, Status};
 use crate::session::Session;
-use crate::side_by_side::side_by_side;
+use crate::side_by_side::{both, side_by_side};
 
 pub use self::airlocks::{AirlockError, Airlocks};
 pub use self::ceiling::of as ceiling;
@@ -316,7 +316,7 @@ impl GvisorEngine {
             || self.make_disk(spec, image, &paths),
             || self.make_surroundings(spec, network, &paths, &leaf),
         );
-        let device = surroundings.and(device)?;
+        let ((), device) = both(surroundings, device)?;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let cpus = make::cpus_for(spec.limits.cpus(), &self.cpus, turn);
         let parts = Parts { paths: &paths, leaf: &leaf, layer: &self.layer.path, rootfs: &rootfs, cpus };
@@ -420,7 +420,7 @@ impl GvisorEngine {
                 teardown::kill(&leaf)
             },
         );
-        killed.and(released.map_err(|error| step("end the network", error)))?;
+        both(killed, released.map_err(|error| step("end the network", error)))?;
         sandglass_failpoint::hit("engine.remove.forget")?;
         lock(&self.watches).remove(id);
         self.runsc.forget(id).map_err(|error| step("remove the state of runsc", error))?;

@@ -3,6 +3,9 @@
 use std::sync::Mutex;
 use std::thread;
 
+use sandglass_types::error::Chain;
+
+use crate::engine::EngineError;
 use crate::locks::lock;
 
 /// Does `beside` on another thread and `here` on this one; one after the other if the machine has no room for a thread.
@@ -25,6 +28,21 @@ pub(crate) fn side_by_side<A: Send, B>(
         };
         (beside.unwrap_or_else(|| unreachable!("it is taken once")), here)
     })
+}
+
+/// Both results, or the first failure. A second one goes to the log, because it may have a reason of its own.
+pub(crate) fn both<A, B>(
+    first: Result<A, EngineError>,
+    second: Result<B, EngineError>,
+) -> Result<(A, B), EngineError> {
+    match (first, second) {
+        (Ok(first), Ok(second)) => Ok((first, second)),
+        (Err(first), Err(second)) => {
+            tracing::warn!(error = %Chain(&second), "another step failed as well");
+            Err(first)
+        }
+        (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),
+    }
 }
 
 #[cfg(test)]
