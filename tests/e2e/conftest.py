@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
 import httpx
 import pytest
 from e2b import Sandbox
-from support import OLD_SDK, PROGRAM, Server
+from support import OLD_SDK, PROGRAM, Server, until
 
 
 def pytest_sessionstart(session):
@@ -108,6 +109,22 @@ def lone_server(servers):
             Sandbox.kill(info.sandbox_id, **server.opts)
     server.assert_nothing_left()
     server.stop()
+
+
+@pytest.fixture
+def cramped_server(work_folder):
+    """A server whose data folder has a small file system of its own, another one than the cache folder's."""
+    mount = work_folder / "cramped"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "none", mount], check=True)
+    server = Server(mount / "data")
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+        # The server's last processes leave it a moment later.
+        until(lambda: subprocess.run(["umount", mount], capture_output=True).returncode == 0, what="unmounted")
+        mount.rmdir()
 
 
 @pytest.fixture(scope="module")

@@ -155,22 +155,6 @@ def test_loop_devices(private_server):
     works_again(server)
 
 
-@pytest.fixture
-def cramped_server(servers, work_folder):
-    """A server whose data folder has a small file system of its own."""
-    from support import Server
-
-    mount = work_folder / "exhausted"
-    mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m", "none", mount], check=True)
-    server = Server(mount / "data")
-    try:
-        yield server.start()
-    finally:
-        server.stop()
-        until(lambda: subprocess.run(["umount", mount], capture_output=True).returncode == 0, what="unmounted")
-
-
 def test_disk(cramped_server):
     server = cramped_server
     free = int(subprocess.check_output(["stat", "-f", "-c", "%a", server.data_dir]))

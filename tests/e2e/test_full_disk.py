@@ -5,22 +5,7 @@ import subprocess
 import pytest
 from e2b import Sandbox
 from e2b.exceptions import ServiceBusyException
-from support import Server, until
-
-
-@pytest.fixture
-def cramped_server(work_folder):
-    """A server whose data folder has a small file system of its own, another one than the cache folder's."""
-    mount = work_folder / "cramped"
-    mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "none", mount], check=True)
-    server = Server(mount / "data")
-    try:
-        yield server.start()
-    finally:
-        server.stop()
-        # The server's last processes leave it a moment later.
-        until(lambda: subprocess.run(["umount", mount], capture_output=True).returncode == 0, what="unmounted")
+from support import until
 
 
 def free(server) -> int:

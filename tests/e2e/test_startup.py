@@ -367,26 +367,24 @@ def test_a_full_cache_folder(place):
     assert_nothing_left(place)
 
 
-def test_the_privileged_half_says_why_itself(place):
+def works_once(place, then: str) -> tuple[str, str]:
     """A `runsc` that answers once: the start sees it work, and the privileged half does not."""
     runsc = script(
         place / "runsc",
-        f"if mkdir {place}/asked 2>/dev/null; then exec /usr/bin/runsc \"$@\"; fi; echo worn out >&2; exit 3",
+        f"if mkdir {place}/asked 2>/dev/null; then exec /usr/bin/runsc \"$@\"; fi; {then}",
     )
     config = place / "config.toml"
     config.write_text(f"runsc = '{runsc}'")
-    assert_fails(serve(place, "--config", str(config)), 38, "worn out", "sandglass doctor")
+    return "--config", str(config)
+
+
+def test_the_privileged_half_says_why_itself(place):
+    assert_fails(serve(place, *works_once(place, "echo worn out >&2; exit 3")), 38, "worn out", "sandglass doctor")
     assert_nothing_left(place)
 
 
 def test_the_privileged_half_is_killed_at_the_start(place):
-    runsc = script(
-        place / "runsc",
-        f"if mkdir {place}/asked 2>/dev/null; then exec /usr/bin/runsc \"$@\"; fi; kill -9 $PPID",
-    )
-    config = place / "config.toml"
-    config.write_text(f"runsc = '{runsc}'")
-    assert_fails(serve(place, "--config", str(config)), 38, "signal: 9")
+    assert_fails(serve(place, *works_once(place, "kill -9 $PPID")), 38, "signal: 9")
     with running(place):
         pass
     assert_nothing_left(place)
