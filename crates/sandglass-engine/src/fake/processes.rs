@@ -149,10 +149,14 @@ impl Model for Processes {
 
     /// The peak of their memory is not known to be more than what they use now.
     fn usage(&self, id: &SandboxId, agent: Option<Agent>) -> Result<Stats, EngineError> {
-        let members =
-            self.search(id, agent).members().map_err(|error| step("read what the sandbox uses", error))?;
+        let failed = |error: io::Error| step("read what the sandbox uses", error);
+        let members = self.search(id, agent).members().map_err(failed)?;
         let total = |part: fn(&Entry) -> u64| members.iter().map(|member| part(&member.entry)).sum();
-        let memory_bytes = total(|entry| entry.resident_bytes);
+        let memory = |Member { entry, .. }: &Member| -> io::Result<u64> {
+            let exactly = process::resident_bytes(entry.identity.pid)?;
+            Ok(exactly.unwrap_or(entry.roughly_resident_bytes))
+        };
+        let memory_bytes = members.iter().map(memory).sum::<io::Result<u64>>().map_err(failed)?;
         Ok(Stats {
             cpu_micros: total(|entry| entry.cpu_micros),
             memory_bytes,
@@ -295,7 +299,7 @@ mod tests {
 
     fn entry(pid: i32, parent: i32) -> Entry {
         let identity = Agent { pid, start_ticks: 1 };
-        Entry { identity, parent, cpu_micros: 0, threads: 1, resident_bytes: 0 }
+        Entry { identity, parent, cpu_micros: 0, threads: 1, roughly_resident_bytes: 0 }
     }
 
     fn pids(found: &[Entry]) -> Vec<i32> {

@@ -26,8 +26,9 @@ pub struct Entry {
     pub cpu_micros: u64,
     /// Its threads.
     pub threads: u64,
-    /// Its resident memory, in bytes. What it shares is counted in each process that shares it.
-    pub resident_bytes: u64,
+    /// Its resident memory as the kernel knows it without looking, in bytes: some hundred KiB for each CPU may be
+    /// missing, which is all of a small process. [`resident_bytes`] is exact.
+    pub roughly_resident_bytes: u64,
 }
 
 /// Walks `/proc`. Processes that have ended and are not reaped yet are in it too.
@@ -59,7 +60,7 @@ fn parse(pid: i32, stat: &[u8]) -> Option<Entry> {
         parent: fields.get(4 - 3)?.parse().ok()?,
         cpu_micros: (14..=17).map(number).sum::<Option<u64>>()?.saturating_mul(1_000_000 / USER_HZ),
         threads: number(20)?,
-        resident_bytes: number(24)?.saturating_mul(page_size()),
+        roughly_resident_bytes: number(24)?.saturating_mul(page_size()),
     })
 }
 
@@ -67,6 +68,25 @@ fn page_size() -> u64 {
     // SAFETY: takes no pointers.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u64::try_from(size).unwrap_or(4096)
+}
+
+/// The resident memory of a process, counted page by page, in bytes. What it shares is counted in each process that
+/// shares it. `None` if it is gone, another user's, or the kernel was built without this.
+///
+/// # Errors
+/// The kernel refused for another reason.
+pub fn resident_bytes(pid: i32) -> io::Result<Option<u64>> {
+    match read_bounded(format!("/proc/{pid}/smaps_rollup").as_ref(), MAX_STAT_LEN) {
+        Ok(text) => Ok(rss(&String::from_utf8_lossy(&text))),
+        Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// From `/proc/PID/smaps_rollup`, `proc_pid_smaps(5)`.
+fn rss(rollup: &str) -> Option<u64> {
+    let kib = rollup.lines().find_map(|line| line.strip_prefix("Rss:")?.strip_suffix("kB"))?;
+    kib.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// The environment that a process was started with, its variables each ended by a NUL byte; `None` if it is gone or
@@ -150,10 +170,17 @@ mod tests {
             parent: 4,
             cpu_micros: (14 + 15 + 16 + 17) * 10_000,
             threads: 20,
-            resident_bytes: 24 * page_size(),
+            roughly_resident_bytes: 24 * page_size(),
         };
         assert_eq!(entry, expected);
         assert_eq!(parse(7, b"7 (a) S 1 2"), None);
+    }
+
+    #[test]
+    fn the_resident_pages_are_not_those_of_another_line() {
+        let rollup = "1000-2000 ---p 0 00:00 0 [rollup]\nRss:    1712 kB\nPss:     351 kB\n";
+        assert_eq!(rss(rollup), Some(1712 << 10));
+        assert_eq!(rss("Pss:     351 kB\n"), None);
     }
 
     #[test]
@@ -174,6 +201,7 @@ mod tests {
         let found = found.iter().find(|entry| entry.identity.pid == child.pid()).unwrap();
         assert_eq!((found.parent, found.threads), (me, 1));
         assert_eq!(environment(child.pid()).unwrap().unwrap(), b"MARK=here\0");
+        assert!(resident_bytes(child.pid()).unwrap().unwrap() >= page_size());
         assert!(!is_stopped(child.pid()).unwrap());
         child.pidfd().signal(Signal::STOP).unwrap();
         until("the stop", || is_stopped(child.pid()).unwrap());
@@ -182,6 +210,7 @@ mod tests {
         child.pidfd().kill().unwrap();
         child.wait(None).unwrap();
         assert_eq!(environment(child.pid()).unwrap(), None);
+        assert_eq!(resident_bytes(child.pid()).unwrap(), None);
         assert!(is_stopped(child.pid()).unwrap());
     }
 
