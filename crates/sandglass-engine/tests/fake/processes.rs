@@ -29,7 +29,8 @@ fn an_agent_is_told_its_folder_and_gets_nothing_else_of_its_host() {
     let environment = agent.sh("busybox env | busybox grep -vE '^(PWD|OLDPWD|_|SHLVL)=' | busybox sort");
     let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
     assert_eq!(environment, format!("HOME={home}\nPATH={path}\n{MARKER}={instance}/{id}\n<0>"));
-    assert_eq!(agent.sh("busybox ls /proc/$$/fd | busybox grep -cE '^[0-2]$'"), "3\n<0>");
+    // Not by a pipe: while the shell makes one, it has it open itself.
+    assert_eq!(agent.sh("busybox ls /proc/$$/fd > fds; busybox grep -cE '^[0-2]$' fds"), "3\n<0>");
 }
 
 #[test]
