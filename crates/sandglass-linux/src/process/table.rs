@@ -5,12 +5,16 @@
 
 use std::io;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use super::ProcessIdentity;
 use super::identity::{MAX_STAT_LEN, fields, is_gone, read_bounded};
 
 /// Upper bound for what is read of one environment, in bytes. The kernel allows more, but nobody has that.
 const MAX_ENVIRONMENT: u64 = 1 << 20;
+
+/// How long `execve` may take to set up the environment, which is microseconds but on a very busy machine.
+const EXECVE: Duration = Duration::from_secs(1);
 
 /// Clock ticks a second, as `/proc` counts them on every architecture that Rust runs on.
 const USER_HZ: u64 = 100;
@@ -90,16 +94,39 @@ fn rss(rollup: &str) -> Option<u64> {
 }
 
 /// The environment that a process was started with, its variables each ended by a NUL byte; `None` if it is gone or
-/// another user's.
+/// another user's. Waits a moment for one that is in the middle of `execve`, which seems to have none.
 ///
 /// # Errors
 /// The kernel refused for another reason.
 pub fn environment(pid: i32) -> io::Result<Option<Vec<u8>>> {
-    match read_bounded(format!("/proc/{pid}/environ").as_ref(), MAX_ENVIRONMENT) {
+    let read = || {
+        let deadline = Instant::now() + EXECVE;
+        loop {
+            let text = read_bounded(format!("/proc/{pid}/environ").as_ref(), MAX_ENVIRONMENT)?;
+            if !text.is_empty()
+                || !may_have_environment(&read_bounded(format!("/proc/{pid}/stat").as_ref(), MAX_STAT_LEN)?)
+                || Instant::now() >= deadline
+            {
+                return Ok(text);
+            }
+            std::thread::yield_now();
+        }
+    };
+    match read() {
         Ok(text) => Ok(Some(text)),
         Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Whether `/proc/PID/stat` is of a process with memory whose environment is not empty, or not set up yet: then the
+/// kernel knows no end of it.
+fn may_have_environment(stat: &[u8]) -> bool {
+    let Some(fields) = fields(stat) else { return false };
+    let fields: Vec<&str> = fields.collect();
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    let (memory, start, end) = (number(23), number(50), number(51));
+    memory != Some(0) && (end == Some(0) || start != end)
 }
 
 /// Whether no thread of a process runs code of its own until it is let: each is stopped or has ended, or is in the
@@ -146,8 +173,6 @@ fn stop_is_pending(status: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use rustix::process::Signal;
 
     use super::*;
@@ -184,6 +209,20 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_environment_is_told_from_one_that_is_not_there_yet() {
+        let stat = |memory: u64, start: u64, end: u64| {
+            let mut fields = [1; 52];
+            (fields[23 - 1], fields[50 - 1], fields[51 - 1]) = (memory, start, end);
+            format!("7 (a) S {}\n", fields[3..].iter().map(u64::to_string).collect::<Vec<_>>().join(" "))
+        };
+        let may_have = |memory, start, end| may_have_environment(stat(memory, start, end).as_bytes());
+        assert!(may_have(8192, 0, 0), "in the middle of execve");
+        assert!(may_have(8192, 4096, 5000), "set up in the meantime");
+        assert!(!may_have(8192, 4096, 4096), "started without any");
+        assert!(!may_have(0, 0, 0), "a thread of the kernel, or one that has ended");
+    }
+
+    #[test]
     fn a_pending_stop_is_told_from_other_signals() {
         let status =
             |set: &str| format!("Name:\tsh\nSigPnd:\t0000000000040000\nShdPnd:\t{set}\nSigBlk:\t0\n");
@@ -212,6 +251,21 @@ mod tests {
         assert_eq!(environment(child.pid()).unwrap(), None);
         assert_eq!(resident_bytes(child.pid()).unwrap(), None);
         assert!(is_stopped(child.pid()).unwrap());
+    }
+
+    #[test]
+    fn an_environment_is_seen_at_every_moment_of_a_start() {
+        // Starts itself again and again, each time with the mark.
+        let script = "exec /bin/sh -c \"$0\" \"$0\"";
+        let launch = Launch::new("/bin/sh").unwrap().args(["-c", script, script]).unwrap();
+        let child = spawn(&launch.env("MARK", "here").unwrap()).unwrap();
+        let looks = (0..20_000).filter(|_| {
+            let seen = environment(child.pid()).unwrap().unwrap();
+            !seen.split(|byte| *byte == 0).any(|variable| variable == b"MARK=here")
+        });
+        assert_eq!(looks.count(), 0);
+        child.pidfd().kill().unwrap();
+        child.wait(None).unwrap();
     }
 
     #[test]
