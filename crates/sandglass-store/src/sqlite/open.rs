@@ -1,20 +1,30 @@
 //! From a path to a file with the right schema, whoever else is doing the same.
 
 use std::path::Path;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode};
 use rustix::io::Errno;
 use sandglass_types::NodeId;
-use sqlx::migrate::{MigrateError, Migrator};
+use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
-use sqlx::{ConnectOptions as _, Connection as _};
+use sqlx::{ConnectOptions as _, Connection as _, SqlStr};
 
 use super::{BUSY_TIMEOUT, database};
 use crate::StoreError;
 
+/// The files in `migrations/sqlite`, by version. `sqlx::migrate!` would find them itself, but all of sqlx, with `SQLite`,
+/// would have to be built a second time for it.
+const STEPS: [(i64, &str, &str); 1] = [(1, "init", include_str!("../../migrations/sqlite/0001_init.sql"))];
+
 /// All schema changes, oldest first.
-pub(super) static MIGRATOR: Migrator = sqlx::migrate!("migrations/sqlite");
+pub(super) static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
+    let step = |(version, description, sql): (i64, &'static str, &'static str)| {
+        Migration::new(version, description.into(), MigrationType::Simple, SqlStr::from_static(sql), false)
+    };
+    Migrator::with_migrations(STEPS.map(step).into())
+});
 
 /// `SgSt`, in the header of every file of ours (<https://www.sqlite.org/pragma.html#pragma_application_id>).
 const APPLICATION_ID: i32 = 0x5367_5374;

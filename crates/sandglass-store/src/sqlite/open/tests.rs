@@ -165,9 +165,13 @@ async fn every_older_schema_becomes_the_newest() {
 }
 
 #[test]
-fn schema_versions_count_up() {
+fn schema_versions_count_up_and_none_is_forgotten() {
     let versions: Vec<i64> = MIGRATOR.iter().map(|step| step.version).collect();
     assert!(versions.iter().zip(1..).all(|(found, expected)| *found == expected), "{versions:?}");
+    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/sqlite")).unwrap();
+    let mut files: Vec<_> = folder.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    files.sort();
+    assert_eq!(files, STEPS.map(|(version, description, _)| format!("{version:04}_{description}.sql")));
 }
 
 /// Not a test by itself: the other process of the one below.
