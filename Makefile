@@ -1,6 +1,6 @@
 # Everything a person or CI does with this repository. As root, because sandboxes need it.
 .DEFAULT_GOAL := help
-.PHONY: help setup guest build demo serve bench soak test faults format-check lint fmt clean
+.PHONY: help setup guest build demo serve bench soak libraries test faults format-check lint fmt clean
 
 # The static binary that becomes the first process of every sandbox. The server carries it inside.
 GUEST := $(CURDIR)/target/guest/sandglass-guest
@@ -46,7 +46,14 @@ lint: format-check guest ## Check format and lints
 # takes its arguments, here `-D warnings`, in this form.
 LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 
-test: setup format-check guest ## Run every test: unit, engine, and end to end with the E2B SDKs
+# All that the tests need which does not need the guest. The examples are asked for because cargo then chooses the
+# features of dependencies that tests want too.
+libraries:
+	$(LINTED) cargo build --locked --workspace --lib --examples
+
+test: setup format-check ## Run every test: unit, engine, and end to end with the E2B SDKs
+	@# Side by side, because the guest is linked by a single thread for a minute.
+	@$(MAKE) --no-print-directory -j 2 guest libraries
 	$(LINTED) cargo build --locked --workspace --all-targets
 	@$(LINTED) scripts/test.sh
 
