@@ -22,7 +22,12 @@ def pytest_sessionstart(session):
         pytest.exit(f"{PROGRAM} is missing; run `make build`", returncode=1)
 
 
+# Files that take a minute or more. Started as late as the alphabet has them, one would be all that runs at the end.
+LONGEST = ("test_faults.py", "test_hostile_agent.py", "test_runsc.py", "test_startup.py")
+
+
 def pytest_collection_modifyitems(config, items):
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     if OLD_SDK:
         # Deselected, not skipped: a skip is a failure.
         unknown = [item for item in items if item.get_closest_marker("newest_sdk")]

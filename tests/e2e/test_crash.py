@@ -23,7 +23,10 @@ def test_ten_running_sandboxes_survive(lone_server):
         box.files.write("/tmp/number", str(number))
     # One counts on through the crash, one ends during it, with a code of its own.
     counting = boxes[0].commands.run(
-        "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done", background=True, timeout=0
+        # In its place all at once: a file that gets shorter while it is read is a broken answer.
+        "i=0; while :; do i=$((i+1)); echo $i > /tmp/next; mv /tmp/next /tmp/count; sleep 0.05; done",
+        background=True,
+        timeout=0,
     )
     ending = boxes[1].commands.run(
         "until [ -e /tmp/go ]; do sleep 0.05; done; echo the end; exit 42", background=True, timeout=0
@@ -39,8 +42,8 @@ def test_ten_running_sandboxes_survive(lone_server):
         assert again.get_info().end_at == before[box.sandbox_id]
 
     # A command that was running runs on; it can be found, watched to its end, and killed.
-    first = int(boxes[0].files.read("/tmp/count").strip() or 0)
-    until(lambda: int(boxes[0].files.read("/tmp/count").strip() or 0) > first, what="the counting to go on")
+    first = int(boxes[0].files.read("/tmp/count"))
+    until(lambda: int(boxes[0].files.read("/tmp/count")) > first, what="the counting to go on")
     assert counting.pid in {process.pid for process in boxes[0].commands.list()}
     assert boxes[0].commands.kill(counting.pid)
     handle = boxes[1].commands.connect(ending.pid)
