@@ -8,6 +8,7 @@ import httpx
 import pytest
 from e2b import AuthenticationException, FileNotFoundException, FileType, InvalidArgumentException, Sandbox
 from e2b.exceptions import NotEnoughSpaceException
+from support import until
 
 
 def test_text_round_trip(sandbox):
@@ -43,6 +44,22 @@ def test_fifty_mib_round_trip(sandbox):
         back.update(part)
     assert back.hexdigest() == digest
     sandbox.files.remove("/tmp/big")
+
+
+def test_transfers_leave_no_memory_behind(sandbox):
+    """Their buffers are used again while they last, and then given back."""
+
+    def agent_kib() -> int:
+        return int(sandbox.commands.run("grep ^VmRSS: /proc/1/status", user="root").stdout.split()[1])
+
+    # What the first of everything costs is no matter here.
+    sandbox.files.write("/tmp/warm", b"w")
+    sandbox.files.read("/tmp/warm")
+    before = agent_kib()
+    data = os.urandom(20 << 20)
+    sandbox.files.write("/tmp/large", data)
+    assert bytes(sandbox.files.read("/tmp/large", format="bytes")) == data
+    until(lambda: agent_kib() < before + 1536, what="that the agent gave its memory back")
 
 
 def test_parents_are_made_and_belong_to_the_user(sandbox):

@@ -51,6 +51,7 @@ ONLY_IN_PYTHON = {
     "no ipv6": INSIDE,
     "all computers look the same and do not see each other": INSIDE,
     "root inside does not change it": INSIDE,
+    "transfers leave no memory behind": INSIDE,
     "sudo keeps the folder": INSIDE,
     "sudo passes signals": INSIDE,
 }

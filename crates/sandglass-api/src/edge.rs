@@ -41,6 +41,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// Largest head of an answer from a sandbox, in bytes.
 const MAX_HEAD_LEN: usize = 64 * 1024;
 
+/// What of a body is read at one time, and may wait to be written, in bytes.
+const MAX_BUF: usize = 256 * 1024;
+
 /// Most headers of an answer from a sandbox.
 const MAX_HEADERS: usize = 128;
 
@@ -120,7 +123,8 @@ impl Edge {
             prepare(request, origin, wanted)?.map(|body| Watched::new(body, gone.clone(), pulse.clone(), ()));
 
         let (mut sender, connection) = http1::Builder::new()
-            .max_buf_size(MAX_HEAD_LEN)
+            .max_buf_size(MAX_BUF)
+            .max_header_size(MAX_HEAD_LEN)
             .max_headers(MAX_HEADERS)
             .handshake(TokioIo::new(stream))
             .await

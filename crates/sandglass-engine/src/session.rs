@@ -13,8 +13,9 @@ use sandglass_types::SandboxId;
 
 use crate::engine::{EngineError, SessionEnds, step};
 
-/// Buffer of each direction of a session, in bytes: fewer wake-ups on bulk data than with the kernel's 64 KiB.
-const BUFFER: usize = 256 * 1024;
+/// Buffer of each direction of a session, in bytes: what one side writes at a time, twice, so that neither waits for
+/// the other's last byte.
+const BUFFER: usize = 512 * 1024;
 
 /// The agent's own ends; its standard error goes nowhere, because it may write to it for ever.
 #[derive(Debug)]

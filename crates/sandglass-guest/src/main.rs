@@ -16,6 +16,7 @@ mod identity;
 mod init;
 mod job;
 mod log;
+mod memory;
 mod path;
 mod process;
 mod processes;
@@ -28,19 +29,8 @@ mod users;
 
 use std::process::ExitCode;
 
-/// Makes the allocator give memory back. By default it keeps some for each thread that ever ran and what large
-/// buffers once needed, which is more than the agent itself uses.
-fn limit_allocator() {
-    for (parameter, value) in
-        [(libc::M_ARENA_MAX, 1), (libc::M_MMAP_THRESHOLD, 64 * 1024), (libc::M_TRIM_THRESHOLD, 256 * 1024)]
-    {
-        // SAFETY: called before there is a second thread, with parameters that glibc documents.
-        unsafe { libc::mallopt(parameter, value) };
-    }
-}
-
 fn main() -> ExitCode {
-    limit_allocator();
+    memory::limit_allocator();
     let mut args = std::env::args();
     let name = args.next().unwrap_or_default();
     if name.rsplit('/').next() == Some("sudo") {

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use crate::agent::Agent;
 use crate::process::Origin;
 use crate::settings::Settings;
-use crate::{http, identity, log};
+use crate::{http, identity, log, memory};
 
 /// How long a connection to the guest's loopback may take: nothing is far away there.
 const DIAL_TIME: Duration = Duration::from_secs(5);
@@ -96,6 +96,7 @@ async fn serve(agent: Arc<Agent>, router: Router, incoming: Incoming) {
         Target::GuestApi => {
             let origin = Origin::Session(agent.processes.epoch());
             http::serve(&router, incoming.accept(), origin).await;
+            memory::give_back();
         }
         Target::Tcp(port) => match tokio::time::timeout(DIAL_TIME, TcpStream::connect(port.addr())).await {
             Ok(Ok(mut stream)) => {

@@ -28,6 +28,9 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Largest head of a request, in bytes.
 const MAX_HEAD_LEN: usize = 64 * 1024;
 
+/// What of a body is read at one time, and may wait to be written, in bytes.
+const MAX_BUF: usize = 256 * 1024;
+
 /// Most headers of a request.
 const MAX_HEADERS: usize = 128;
 
@@ -104,7 +107,7 @@ pub(super) async fn serve(
         let connection = http1::Builder::new()
             // The watch does it better.
             .header_read_timeout(None)
-            .max_buf_size(MAX_HEAD_LEN)
+            .max_buf_size(MAX_BUF)
             .max_header_size(MAX_HEAD_LEN)
             .max_headers(MAX_HEADERS)
             .serve_connection(io, service)

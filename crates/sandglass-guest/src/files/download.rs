@@ -9,6 +9,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use rustix::buffer::spare_capacity;
 use rustix::fs::{FileType as Kind, Mode, OFlags, Stat};
 
 use super::range::{self, Wanted};
@@ -188,17 +189,16 @@ fn contents(
 /// `wanted` bytes from `offset`; fewer at the end of the file.
 async fn read(agent: Arc<Agent>, file: Arc<OwnedFd>, offset: u64, wanted: usize) -> std::io::Result<Bytes> {
     let work = move || {
-        let (mut buffer, mut filled) = (vec![0; wanted], 0);
-        while filled < wanted {
-            let at = offset + u64::try_from(filled).map_err(std::io::Error::other)?;
-            match rustix::io::pread(&*file, &mut buffer[filled..], at) {
+        let mut buffer = Vec::with_capacity(wanted);
+        while buffer.len() < wanted {
+            let at = offset + u64::try_from(buffer.len()).map_err(std::io::Error::other)?;
+            match rustix::io::pread(&*file, spare_capacity(&mut buffer), at) {
                 Ok(0) => break,
-                Ok(n) => filled += n,
-                Err(rustix::io::Errno::INTR) => {}
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
-        buffer.truncate(filled);
+        buffer.truncate(wanted);
         Ok(Bytes::from(buffer))
     };
     agent.blocking.run(work).await

@@ -10,7 +10,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{FromRequest as _, Multipart, Request};
 use axum::response::{IntoResponse as _, Response};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use http::{StatusCode, header};
 use rustix::fs::{FileType as Kind, Gid, Mode, OFlags, Uid};
@@ -96,11 +96,11 @@ fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Waits for a piece that is being written.
-async fn written(writing: Option<JoinHandle<Result<(), Refusal>>>) -> Result<(), Refusal> {
+/// Waits for a piece that is being written, and returns its buffer, empty.
+async fn written(writing: Option<JoinHandle<Result<Vec<u8>, Refusal>>>) -> Result<Vec<u8>, Refusal> {
     match writing {
         Some(writing) => writing.await.unwrap_or_else(|_| Err(bad("the agent is ending"))),
-        None => Ok(()),
+        None => Ok(Vec::new()),
     }
 }
 
@@ -115,8 +115,8 @@ async fn store<E: std::fmt::Display>(
     let target = path.clone();
     let file = Arc::new(blocking.run(move || create(&opener, &target)).await?);
     let mut contents = std::pin::pin!(contents);
-    let mut buffer = BytesMut::new();
-    // One piece is written while the next one arrives.
+    // One piece is written while the next one arrives, each in a buffer that is used again and again.
+    let mut buffer = Vec::new();
     let mut writing = None;
     loop {
         let piece = contents.next().await;
@@ -127,11 +127,15 @@ async fn store<E: std::fmt::Display>(
             );
         }
         if buffer.len() >= CHUNK || (ended && !buffer.is_empty()) {
-            let bytes = buffer.split().freeze();
-            written(writing.take()).await?;
+            let spare = written(writing.take()).await?;
+            let mut piece = std::mem::replace(&mut buffer, spare);
             let (blocking, file) = (blocking.clone(), Arc::clone(&file));
-            let write = async move { blocking.run(move || write_all(&file, &bytes)).await };
-            writing = Some(access.agent.tasks.spawn(write));
+            let write = move || {
+                write_all(&file, &piece)?;
+                piece.clear();
+                Ok(piece)
+            };
+            writing = Some(access.agent.tasks.spawn(async move { blocking.run(write).await }));
         }
         if ended {
             break;

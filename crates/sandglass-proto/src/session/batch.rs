@@ -10,9 +10,11 @@ use super::frame::{Epoch, Frame, HEADER_LEN, Kind, MAX_FRAME};
 
 /// No frame is added to a batch that has reached this size, so that one that comes meanwhile and is urgent does
 /// not wait long.
-const FULL: usize = 64 * 1024;
+const FULL: usize = 256 * 1024;
 /// Payloads up to this size are copied next to their header; longer ones stay where they are.
 const COPIED: usize = 4 * 1024;
+/// What is kept for the copies of the next batch, in bytes.
+const KEPT: usize = 128 * 1024;
 
 /// The payload of an outgoing frame.
 #[derive(Debug)]
@@ -20,8 +22,7 @@ pub(super) enum Payload {
     None,
     Code(u32),
     Number(u64),
-    Shared(Bytes),
-    Owned(Vec<u8>),
+    Bytes(Bytes),
 }
 
 impl Payload {
@@ -30,8 +31,7 @@ impl Payload {
             Self::None => 0,
             Self::Code(_) => size_of::<u32>(),
             Self::Number(_) => size_of::<u64>(),
-            Self::Shared(bytes) => bytes.len(),
-            Self::Owned(bytes) => bytes.len(),
+            Self::Bytes(bytes) => bytes.len(),
         }
     }
 }
@@ -44,7 +44,7 @@ struct Item {
     payload: Payload,
 }
 
-/// Frames that are written together: some 64 KiB, or one long frame more.
+/// Frames that are written together: some 256 KiB, or what one flow sends at once more.
 #[derive(Debug, Default)]
 pub struct Batch {
     epoch: Option<Epoch>,
@@ -58,18 +58,15 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Empties the batch, and returns the buffers that can be used again.
-    pub(super) fn clear(&mut self) -> impl Iterator<Item = Vec<u8>> {
+    /// Empties the batch.
+    pub(super) fn clear(&mut self) {
         self.epoch = None;
         self.padding = 0;
         self.len = 0;
         self.copied.clear();
-        self.copied.shrink_to(2 * FULL);
+        self.copied.shrink_to(KEPT);
         self.cuts.clear();
-        self.items.drain(..).filter_map(|item| match item.payload {
-            Payload::Owned(buffer) => Some(buffer),
-            _ => None,
-        })
+        self.items.clear();
     }
 
     pub(super) fn begin(&mut self, epoch: Epoch) {
@@ -109,8 +106,7 @@ impl Batch {
                     number = value.to_le_bytes();
                     &number
                 }
-                Payload::Shared(bytes) => bytes,
-                Payload::Owned(bytes) => bytes,
+                Payload::Bytes(bytes) => bytes,
             };
             let frame = Frame { epoch, kind: item.kind as u8, flags: item.flags, flow: item.flow, payload };
             if payload.len() <= COPIED {
@@ -128,10 +124,8 @@ impl Batch {
         let mut from = 0;
         for (cut, item) in &self.cuts {
             slices.push(IoSlice::new(&self.copied[from..*cut]));
-            match &self.items[*item].payload {
-                Payload::Shared(bytes) => slices.push(IoSlice::new(bytes)),
-                Payload::Owned(bytes) => slices.push(IoSlice::new(bytes)),
-                Payload::None | Payload::Code(_) | Payload::Number(_) => {}
+            if let Payload::Bytes(bytes) = &self.items[*item].payload {
+                slices.push(IoSlice::new(bytes));
             }
             from = *cut;
         }
@@ -210,10 +204,19 @@ mod tests {
         let epoch = Epoch::from_random(1);
         let mut batch = Batch::default();
         batch.begin(epoch);
-        let payloads: [&[u8]; 5] = [b"short", &[1; COPIED + 1], b"", &[2; COPIED], &[3; 60_000]];
+        let payloads: [&[u8]; 8] = [
+            b"short",
+            &[1; COPIED + 1],
+            b"",
+            &[2; COPIED],
+            &[3; 64_000],
+            &[4; 64_000],
+            &[5; 64_000],
+            &[6; 64_000],
+        ];
         let mut expected = Vec::new();
         for (flow, payload) in (0..).zip(payloads) {
-            batch.push(Kind::Data, 0, flow, Payload::Owned(payload.to_vec()));
+            batch.push(Kind::Data, 0, flow, Payload::Bytes(Bytes::copy_from_slice(payload)));
             Frame { epoch, kind: 5, flags: 0, flow, payload }.encode(&mut expected);
         }
         assert!(batch.is_full());

@@ -39,6 +39,8 @@ pub const HEADER_LEN: usize = 32;
 pub const MAX_PAYLOAD: usize = 64 * 1024;
 /// Upper bound for one frame, in bytes.
 pub const MAX_FRAME: usize = HEADER_LEN + MAX_PAYLOAD;
+/// What a decoder takes in at one time, in bytes: several frames, because in a sandbox it is dear to wait for each.
+const BUFFER: usize = 4 * MAX_FRAME;
 
 /// A frame of a control message has this flag when more of the same message follows.
 pub const FLAG_MORE: u8 = 1;
@@ -199,8 +201,7 @@ pub struct Noise {
     pub broken_frames: u64,
 }
 
-/// Cuts a byte stream into frames. Its buffer has one fixed size, a little more than one frame; it accepts every
-/// input.
+/// Cuts a byte stream into frames. Its buffer has one fixed size, that of a few frames; it accepts every input.
 #[derive(Debug)]
 pub struct Decoder {
     buffer: Box<[u8]>,
@@ -218,8 +219,7 @@ impl Decoder {
     #[must_use]
     pub fn new(only: Option<Epoch>) -> Self {
         Self {
-            // The rest of one frame and the header of the next arrive in one read.
-            buffer: vec![0; MAX_FRAME + HEADER_LEN].into_boxed_slice(),
+            buffer: vec![0; BUFFER].into_boxed_slice(),
             start: 0,
             end: 0,
             header: None,
@@ -231,19 +231,12 @@ impl Decoder {
     /// Where to put what was received; tell [`Self::received`] how much it was. It is empty only if
     /// [`Self::next_frame`] has frames to give.
     pub fn space(&mut self) -> &mut [u8] {
-        let wanted = match &self.header {
-            // Reading to the end of this frame and no further means that its successor starts at the start of
-            // the buffer, and long payloads are not moved again and again.
-            Some(header) => header.frame_len() + HEADER_LEN,
-            None => self.buffer.len(),
-        };
-        if self.buffer.len() - self.start < wanted {
+        if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
         }
-        let limit = self.buffer.len().min(self.start + wanted).max(self.end);
-        &mut self.buffer[self.end..limit]
+        &mut self.buffer[self.end..]
     }
 
     /// The first `count` bytes of [`Self::space`] are filled.

@@ -18,8 +18,8 @@ use super::state::Shared;
 const STACK_SIZE: usize = 128 * 1024;
 
 /// Reads after which the asynchronous driver lets others go first, its own writing half above all: both share the
-/// budget of one task. Each read takes one frame at most.
-const READS_AT_ONCE: usize = 8;
+/// budget of one task. Each read takes a few frames at most.
+const READS_AT_ONCE: usize = 2;
 
 /// The side of a session that belongs to its byte streams. Give it to a driver: [`Self::run`],
 /// [`Self::spawn_threads`], or one of your own. The session ends when either half is dropped.
@@ -117,14 +117,12 @@ impl Inbound {
     }
 
     fn apply(&mut self) {
-        let before = self.decoder.noise();
         while let Some(frame) = self.decoder.next_frame() {
-            self.shared.with(|state| state.on_frame(&frame));
+            self.shared.quietly(|state| state.on_frame(&frame));
         }
+        // Whoever waits is woken for all frames at once.
         let noise = self.decoder.noise();
-        if noise != before {
-            self.shared.with(|state| state.set_noise(noise));
-        }
+        self.shared.with(|state| state.set_noise(noise));
     }
 
     async fn read_all(mut self, reader: impl AsyncRead + Send) {

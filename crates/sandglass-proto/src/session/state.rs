@@ -2,8 +2,8 @@
 //! in here does I/O or waits.
 //!
 //! Everything that a peer can make grow has a bound: flows ([`MAX_FLOWS`]), what a flow has received and nobody
-//! read ([`INITIAL_WINDOW`], or [`WINDOW`] for [`WIDE_FLOWS`] of them), what it wants to send ([`SEND_BUFFER`]), control messages ([`MAX_EVENTS`],
-//! [`EVENT_BYTES`]) and small frames (one of each kind per flow, and one reset per flow that was open).
+//! read ([`INITIAL_WINDOW`], or [`WINDOW`] for [`WIDE_FLOWS`] of them), what it wants to send ([`FULL_DATA`], or
+//! [`SEND_BUFFER`] for [`BULK_FLOWS`] of them), control messages ([`MAX_EVENTS`], [`EVENT_BYTES`]) and small frames (one of each kind per flow, and one reset per flow that was open).
 
 mod flow;
 mod outgoing;
@@ -21,9 +21,13 @@ use super::{INITIAL_WINDOW, MAX_FLOWS, WIDE_FLOWS, WINDOW};
 use crate::control::MAX_CONTROL_LEN;
 use flow::FlowState;
 
-/// What a flow may hold back for sending, in bytes. A frame of that size and its header fill the default
-/// capacity of a pipe exactly.
-const SEND_BUFFER: usize = MAX_PAYLOAD - HEADER_LEN;
+/// Data of a full frame, in bytes. With its header it fills whole pages of a pipe.
+const FULL_DATA: usize = MAX_PAYLOAD - HEADER_LEN;
+/// What a flow may hold back for sending, in bytes: a few full frames, because in a sandbox it is dear to wait for
+/// each one to be taken.
+const SEND_BUFFER: usize = 4 * FULL_DATA;
+/// If so many flows have something to send, each may hold back only one frame.
+const BULK_FLOWS: usize = 16;
 /// Control messages that were received and not yet taken.
 const MAX_EVENTS: usize = 64;
 /// Their length together, in bytes.
@@ -32,8 +36,6 @@ const EVENT_BYTES: usize = 4 * MAX_CONTROL_LEN;
 const CONTROL_OUT_BYTES: usize = 2 * MAX_CONTROL_LEN;
 /// Small frames that wait; only a peer that breaks the rules gets near.
 const MAX_URGENT: usize = 4 * MAX_FLOWS;
-/// Send buffers kept for the next flow that needs one.
-const SPARE_BUFFERS: usize = 4;
 
 /// The two ends differ in who attaches and who opens flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,7 +130,6 @@ pub(super) struct State {
     held: bool,
     /// The driver is writing what it took last.
     in_flight: bool,
-    spare: Vec<Vec<u8>>,
     writer: Option<Waker>,
 
     events: VecDeque<Event>,
@@ -159,6 +160,11 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(state: State) -> Self {
         Self { state: Mutex::new(state), changed: Notify::new() }
+    }
+
+    /// Runs `act` under the lock, and leaves those to wake to the next [`Self::with`].
+    pub(super) fn quietly(&self, act: impl FnOnce(&mut State)) {
+        act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Runs `act` under the lock, and wakes afterwards.
@@ -226,7 +232,6 @@ impl State {
             pong: None,
             held: false,
             in_flight: false,
-            spare: Vec::new(),
             writer: None,
             events: VecDeque::new(),
             event_bytes: 0,
@@ -330,7 +335,6 @@ impl State {
         self.control_out_bytes = 0;
         self.ping = None;
         self.pong = None;
-        self.spare.clear();
     }
 
     fn on_control(&mut self, frame: &Frame<'_>) {

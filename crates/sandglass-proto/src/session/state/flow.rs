@@ -7,7 +7,8 @@ use std::task::{Context, Poll, Waker};
 use tokio::io::ReadBuf;
 
 use super::{
-    INITIAL_WINDOW, Key, MAX_FLOWS, MAX_URGENT, SEND_BUFFER, SPARE_BUFFERS, State, Urgent, WIDE_FLOWS, WINDOW,
+    BULK_FLOWS, FULL_DATA, INITIAL_WINDOW, Key, MAX_FLOWS, MAX_URGENT, SEND_BUFFER, State, Urgent,
+    WIDE_FLOWS, WINDOW,
 };
 use crate::session::error::{FlowError, OpenError, ResetCode};
 use crate::session::target::Target;
@@ -18,8 +19,8 @@ const GRANT_PART: u32 = 4;
 const MAX_CREDIT: u32 = 1 << 30;
 /// An empty receive buffer larger than this is given back.
 const KEPT_RECEIVE_BUFFER: usize = 128 * 1024;
-/// Writes of at least this size take a spare send buffer.
-const LARGE_WRITE: usize = 16 * 1024;
+/// Who sends or receives so many bytes at once goes on to, and gets a buffer that has not to grow.
+const LARGE: usize = 16 * 1024;
 
 /// The end of the data that this side sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,7 +100,9 @@ impl FlowState {
         let needed = self.received.len() + payload.len();
         let capacity = self.received.capacity();
         if needed > capacity {
-            let wanted = needed.max((2 * capacity).min(WINDOW as usize));
+            let large = self.wide && payload.len() >= LARGE;
+            let wanted =
+                needed.max(if large { WINDOW as usize } else { (2 * capacity).min(WINDOW as usize) });
             self.received.reserve_exact(wanted - self.received.len());
         }
         self.received.extend(payload);
@@ -254,15 +257,17 @@ impl State {
         if bytes.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let room = u32::try_from(SEND_BUFFER - flow.unsent.len()).unwrap_or(0).min(flow.credit);
+        // Those that hold back more than one frame are among the ready ones, so there are never more of them.
+        let limit = if self.ready.len() < BULK_FLOWS { SEND_BUFFER } else { FULL_DATA };
+        let room = u32::try_from(limit.saturating_sub(flow.unsent.len())).unwrap_or(0).min(flow.credit);
         let count = room.min(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         if count == 0 {
             self.retired.extend(flow.writer.replace(cx.waker().clone()));
             return Poll::Pending;
         }
         let accepted = &bytes[..count as usize];
-        if flow.unsent.capacity() == 0 && accepted.len() >= LARGE_WRITE {
-            flow.unsent = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(SEND_BUFFER));
+        if flow.unsent.capacity() == 0 && accepted.len() >= LARGE {
+            flow.unsent = Vec::with_capacity(room as usize);
         }
         flow.unsent.extend_from_slice(accepted);
         flow.credit -= count;
@@ -504,13 +509,5 @@ impl State {
         }
         flow.window += credit;
         credit
-    }
-
-    /// Keeps a sent buffer for the next large write.
-    pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {
-        if buffer.capacity() >= SEND_BUFFER && self.spare.len() < SPARE_BUFFERS {
-            buffer.clear();
-            self.spare.push(buffer);
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! Which frames go out next.
 //!
-//! Control messages come first, then small frames, then data: one frame of each flow in turn. While the session
+//! Control messages come first, then small frames, then data: what each flow has, in turn. While the session
 //! is held only control messages go out.
 
 use std::task::{Context, Poll};
@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 
 use super::flow::SendEnd;
-use super::{CONTROL_OUT_BYTES, State, Urgent};
+use super::{CONTROL_OUT_BYTES, FULL_DATA, State, Urgent};
 use crate::control::MAX_CONTROL_LEN;
 use crate::session::batch::{Batch, Payload};
 use crate::session::error::SendError;
@@ -51,9 +51,7 @@ impl State {
 
     /// Takes back what the driver wrote and fills the batch anew. Ready with `false` when the session is closed.
     pub(in crate::session) fn poll_batch(&mut self, cx: &Context<'_>, batch: &mut Batch) -> Poll<bool> {
-        for buffer in batch.clear() {
-            self.recycle(buffer);
-        }
+        batch.clear();
         if std::mem::take(&mut self.in_flight) {
             self.changed = true;
         }
@@ -103,7 +101,7 @@ impl State {
         let part = message.split_to(message.len().min(MAX_PAYLOAD));
         let more = !message.is_empty();
         self.control_out_bytes -= part.len();
-        batch.push(Kind::Control, if more { FLAG_MORE } else { 0 }, 0, Payload::Shared(part));
+        batch.push(Kind::Control, if more { FLAG_MORE } else { 0 }, 0, Payload::Bytes(part));
         if !more {
             self.control_out.pop_front();
             self.changed = true;
@@ -119,7 +117,7 @@ impl State {
                     && let Some(target) = flow.target
                 {
                     flow.announced = true;
-                    batch.push(Kind::Open, 0, id, Payload::Shared(target.encode().into()));
+                    batch.push(Kind::Open, 0, id, Payload::Bytes(target.encode().into()));
                 }
             }
             Urgent::Opened(id) => batch.push(Kind::Opened, 0, id, Payload::None),
@@ -140,10 +138,11 @@ impl State {
         let key = self.key(id);
         let Some(flow) = self.flows.get_mut(&key) else { return };
         flow.queued = false;
-        let unsent = flow.take_unsent(&mut self.wakes);
+        let mut unsent = Bytes::from(flow.take_unsent(&mut self.wakes));
         let ends = flow.send_end == SendEnd::Queued;
-        if !unsent.is_empty() {
-            batch.push(Kind::Data, 0, id, Payload::Owned(unsent));
+        while !unsent.is_empty() {
+            let part = unsent.split_to(unsent.len().min(FULL_DATA));
+            batch.push(Kind::Data, 0, id, Payload::Bytes(part));
         }
         if ends {
             batch.push(Kind::Fin, 0, id, Payload::None);

@@ -230,6 +230,28 @@ fn more_than_the_window_costs_the_flow_and_only_it() {
 }
 
 #[test]
+fn few_flows_may_hold_back_more_than_a_frame() {
+    let mut server = Server::new();
+    let mut flows: Vec<_> = (0..100).map(|_| open_flow(&server.shared)).collect();
+    while server.link.outbound.try_next().is_some() {}
+    let held: Vec<usize> = flows
+        .iter_mut()
+        .map(|flow| {
+            server.frame(Kind::Window as u8, 0, flow.key().id(), &(1_u32 << 24).to_le_bytes());
+            let mut held = 0;
+            while let Poll::Ready(count) =
+                Pin::new(&mut *flow).poll_write(&mut Context::from_waker(Waker::noop()), &[0; 100_000])
+            {
+                held += count.unwrap();
+            }
+            held
+        })
+        .collect();
+    assert!(held.iter().all(|held| *held > 0));
+    assert_eq!(held.iter().filter(|held| **held > MAX_PAYLOAD).count(), 16);
+}
+
+#[test]
 fn tiny_frames_cost_no_more_than_their_bytes() {
     let mut server = Server::new();
     let before = server.footprint();
