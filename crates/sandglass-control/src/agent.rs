@@ -37,19 +37,20 @@ fn shown(text: &str) -> &str {
     text.char_indices().nth(MAX_SHOWN).map_or(text, |(end, _)| &text[..end])
 }
 
-/// Opens the session with an agent that runs, and waits for its hello. The session's tasks end with `gone`.
+const SILENT: &str = "the sandbox's agent did not answer";
+
+/// Opens the session with an agent that was started: what is sent waits for it. The session's tasks end with `gone`.
 ///
 /// # Errors
-/// The agent said nothing in time, or something else than hello.
+/// The host has no such sandbox, or it has ended.
 pub(crate) async fn attach(
     host: &Host,
     id: &SandboxId,
     gone: &CancellationToken,
     tasks: &TaskTracker,
-) -> Result<(Session, u32), Error> {
-    const WHAT: &str = "the sandbox's agent did not answer";
+) -> Result<Session, Error> {
     let SessionEnds { to_agent, from_agent } = host.attach(id).await?;
-    let io = |error: std::io::Error| Error::internal(WHAT, error);
+    let io = |error: std::io::Error| Error::internal(SILENT, error);
     for end in [&to_agent, &from_agent] {
         fcntl_getfl(end)
             .and_then(|flags| fcntl_setfl(end, flags | OFlags::NONBLOCK))
@@ -60,29 +61,38 @@ pub(crate) async fn attach(
     let from_agent = pipe::Receiver::from_owned_fd_unchecked(from_agent).map_err(io)?;
     let (session, driver) = Session::connect(from_agent, to_agent, Epoch::from_random(rand::rng().random()));
     tasks.spawn(gone.clone().run_until_cancelled_owned(driver));
+    Ok(session)
+}
+
+/// Waits for the hello of an agent that was started, and returns the generation that is in force in it.
+///
+/// # Errors
+/// It said nothing in time, or something else than hello.
+pub(crate) async fn greet(session: &Session, id: &SandboxId) -> Result<u32, Error> {
     let hello = timeout(HELLO_PATIENCE, session.recv_control())
         .await
-        .map_err(|elapsed| Error::internal(WHAT, elapsed))?;
+        .map_err(|elapsed| Error::internal(SILENT, elapsed))?;
     match hello {
         Ok(FromAgent::Hello { revision, agent_version, generation }) if revision <= REVISION => {
             let version = shown(&agent_version);
             tracing::debug!(sandbox = %id, ?version, generation, "the agent said hello");
-            Ok((session, generation))
+            Ok(generation)
         }
         other => {
             let other = format!("{other:?}");
             tracing::warn!(sandbox = %id, hello = shown(&other), "bad hello");
-            Err(Error::internal(WHAT, "its first message was no hello that this server understands"))
+            Err(Error::internal(SILENT, "its first message was no hello that this server understands"))
         }
     }
 }
 
-/// Puts the row's generation in force: identity, token, environment, limits.
+const UNCONFIGURED: &str = "the sandbox's agent could not be configured";
+
+/// Tells an agent the row's generation: identity, token, environment, limits. [`configured`] waits for the answer.
 ///
 /// # Errors
-/// The agent refused, or took too long.
+/// The session ended.
 pub(crate) async fn configure(session: &Session, row: &SandboxRow, template: &Template) -> Result<(), Error> {
-    const WHAT: &str = "the sandbox's agent could not be configured";
     let mut env = template.env.clone();
     env.extend(row.env.clone());
     let message = Configure {
@@ -98,7 +108,14 @@ pub(crate) async fn configure(session: &Session, row: &SandboxRow, template: &Te
     session
         .send_control(&ToAgent::Configure(Box::new(message)))
         .await
-        .map_err(|error| Error::internal(WHAT, error))?;
+        .map_err(|error| Error::internal(UNCONFIGURED, error))
+}
+
+/// Waits until the row's generation is in force.
+///
+/// # Errors
+/// The agent refused, or took too long.
+pub(crate) async fn configured(session: &Session, row: &SandboxRow) -> Result<(), Error> {
     let answer = async {
         let mut notices = 0;
         loop {
@@ -109,14 +126,14 @@ pub(crate) async fn configure(session: &Session, row: &SandboxRow, template: &Te
                     tracing::info!(sandbox = %row.id, notice = ?shown(&message), "notice of the agent");
                 }
                 Ok(FromAgent::ConfigureFailed { reason }) => {
-                    return Err(Error::internal(WHAT, format!("{:?}", shown(&reason))));
+                    return Err(Error::internal(UNCONFIGURED, format!("{:?}", shown(&reason))));
                 }
-                Ok(_) => return Err(Error::internal(WHAT, "it answered something else")),
-                Err(closed) => return Err(Error::internal(WHAT, closed)),
+                Ok(_) => return Err(Error::internal(UNCONFIGURED, "it answered something else")),
+                Err(closed) => return Err(Error::internal(UNCONFIGURED, closed)),
             }
         }
     };
-    timeout(CONFIGURE_PATIENCE, answer).await.map_err(|elapsed| Error::internal(WHAT, elapsed))?
+    timeout(CONFIGURE_PATIENCE, answer).await.map_err(|elapsed| Error::internal(UNCONFIGURED, elapsed))?
 }
 
 /// Opens the sockets of the sandbox's airlock and answers on them until `gone`.

@@ -418,10 +418,21 @@ async fn bring_up(
     }
     let ready = async {
         sandglass_failpoint::hit_async("control.create.attach").await.map_err(crate::injected)?;
-        let (session, generation) = agent::attach(host, id, &gone, &shared.tasks).await?;
-        if generation != row.generation.0 {
+        let session = agent::attach(host, id, &gone, &shared.tasks).await?;
+        let configure = async || {
             sandglass_failpoint::hit_async("control.create.configure").await.map_err(crate::injected)?;
-            agent::configure(&session, &row, shared.template(&row.template)?).await?;
+            agent::configure(&session, &row, shared.template(&row.template)?).await
+        };
+        // A new one is still starting, and finds there at once what it shall be.
+        if origin == Origin::New {
+            configure().await?;
+        }
+        let generation = agent::greet(&session, id).await?;
+        if generation != row.generation.0 {
+            if origin == Origin::Found {
+                configure().await?;
+            }
+            agent::configured(&session, &row).await?;
         }
         Ok(Arc::new(Live::new(id.clone(), session, shared.airlocks().cloned(), gone.clone())))
     };

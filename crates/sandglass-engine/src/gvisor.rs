@@ -50,7 +50,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sandglass_linux::cgroup::{self, CgroupError, Cgroups, Leaf};
-use sandglass_linux::loopdev::LoopDevice;
+use sandglass_linux::mount::MountNamespace;
 use sandglass_linux::process::{self, Cpus, PidFd, Watch, adopt_orphans, boot_id};
 use sandglass_types::{InstanceId, SandboxId};
 
@@ -58,7 +58,6 @@ use self::control::Control;
 use self::exit::{Evidence, classify};
 use self::image::{CHECKPOINT_TIMEOUT, Image, Unfinished};
 use self::layer::Layer;
-use self::make::Parts;
 use self::record::{Pinned, Record};
 use self::runsc::{Make, Network, Runsc};
 use crate::engine::{
@@ -311,16 +310,15 @@ impl GvisorEngine {
             None => (Network::Namespace, Status::Created),
             Some(_) => (Network::Namespace, Status::Running),
         };
-        // The disk is made beside the rest: both wait for the kernel.
-        let (device, surroundings) = side_by_side(
-            || self.make_disk(spec, image, &paths),
+        // The file systems are made beside the rest: both wait for the kernel.
+        let (mounts, surroundings) = side_by_side(
+            || self.make_disk(spec, image, &paths, &rootfs),
             || self.make_surroundings(spec, network, &paths, &leaf),
         );
-        let ((), device) = both(surroundings, device)?;
+        let ((), mounts) = both(surroundings, mounts)?;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let cpus = make::cpus_for(spec.limits.cpus(), &self.cpus, turn);
-        let parts = Parts { paths: &paths, leaf: &leaf, layer: &self.layer.path, rootfs: &rootfs, cpus };
-        let before = make::before(&parts, &device)?;
+        let before = make::before(&leaf, mounts, cpus)?;
         let (bundle, pid_file) = (paths.bundle(), paths.pid_file());
         let mut options =
             vec![OsStr::new("--bundle"), bundle.as_os_str(), OsStr::new("--pid-file"), pid_file.as_os_str()];
@@ -336,7 +334,6 @@ impl GvisorEngine {
         let stdio = Session { folder: paths.dir() }.agent_stdio()?;
         let call = Make { verb, options: &options, network, log: &paths.log() };
         self.runsc.make(id, &call, before, stdio)?;
-        drop(device);
         sandglass_failpoint::hit("engine.create.made")?;
         if cpus.is_some() {
             // It has counted them; from here on its quota bounds it, wherever it runs.
@@ -356,13 +353,14 @@ impl GvisorEngine {
         self.save(&record)
     }
 
-    /// A blank disk or the image's, on a loop device.
+    /// A blank disk or the image's, and the mounts on it.
     fn make_disk(
         &self,
         spec: &SandboxSpec,
         image: Option<&Image>,
         paths: &SandboxPaths,
-    ) -> Result<LoopDevice, EngineError> {
+        rootfs: &Path,
+    ) -> Result<MountNamespace, EngineError> {
         sandglass_failpoint::hit("engine.create.disk")?;
         match image {
             None => disk::blank(&self.paths, spec.limits.disk_mib(), &paths.disk())?,
@@ -370,7 +368,7 @@ impl GvisorEngine {
                 .map_err(|error| step("copy the image's disk", error))?,
         }
         sandglass_failpoint::hit("engine.create.attach")?;
-        make::attach_disk(paths)
+        make::mount(paths, &self.layer.path, rootfs, spec.limits.memory_mib())
     }
 
     /// Network, files, and the control group with its limits.
@@ -397,7 +395,7 @@ impl GvisorEngine {
             limits: spec.limits,
         });
         sandglass_failpoint::hit("engine.create.files")?;
-        make::write_files(paths, &oci, spec.limits.memory_mib())?;
+        make::write_bundle(paths, &oci)?;
         sandglass_failpoint::hit("engine.create.group")?;
         // Before `runsc`, so that nothing of it ever runs without limits.
         leaf.make()

@@ -103,11 +103,14 @@ fn put(path: &Path, contents: &str) -> io::Result<()> {
     let mut temporary = path.to_path_buf().into_os_string();
     temporary.push(".sandglass");
     let temporary = PathBuf::from(temporary);
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(&temporary)?;
+    let create = || fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(&temporary);
+    let mut file = match create() {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(&temporary)?;
+            create()?
+        }
+        created => created?,
+    };
     file.write_all(contents.as_bytes())?;
     drop(file);
     fs::rename(&temporary, path)

@@ -12,3 +12,4 @@ pub mod nft;
 pub mod packet;
 pub mod privilege;
 pub mod process;
+mod thread;

@@ -1,9 +1,13 @@
-//! Reading mount tables.
+//! Mounts: reading the tables of them, and making namespaces of them.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+
+mod namespace;
+
+pub use namespace::{Mount, MountError, MountNamespace, Propagation};
 
 /// One line of a mount table.
 #[derive(Debug, Clone, PartialEq, Eq)]

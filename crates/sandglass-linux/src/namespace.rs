@@ -10,6 +10,8 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags, fstat, fstatfs, open};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
+use crate::thread::on_fresh_thread;
+
 mod pin;
 
 pub use pin::PinFolder;
@@ -30,7 +32,7 @@ impl Netns {
     /// # Errors
     /// No privilege, or the kernel is at its limit of namespaces or out of memory.
     pub fn create() -> io::Result<Self> {
-        on_fresh_thread(|| {
+        on_fresh_thread("netns", || {
             // SAFETY: only this thread's network namespace changes; its descriptor table stays shared.
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET)? };
             Self::current()
@@ -89,7 +91,7 @@ impl Netns {
     /// # Errors
     /// The namespace can't be entered, or there is no thread; `work` has not run then.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
-        on_fresh_thread(|| {
+        on_fresh_thread("netns", || {
             move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))?;
             Ok(work())
         })?
@@ -100,14 +102,6 @@ impl AsFd for Netns {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
-}
-
-/// Runs `work` on a thread that ends with it; a panic goes on in the caller.
-fn on_fresh_thread<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("netns".into()).spawn_scoped(scope, work)?;
-        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    })
 }
 
 #[cfg(test)]

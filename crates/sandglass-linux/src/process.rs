@@ -12,7 +12,7 @@ mod threads;
 
 pub use children::{Child, ExitStatus, Watch, adopt_orphans, spawn, watch};
 pub use identity::{PidFd, ProcessIdentity, boot_id};
-pub use launch::{Launch, LaunchError, Propagation, Step};
+pub use launch::{Launch, LaunchError, Step};
 pub use run::{Output, RunError, run};
 pub use table::{Entry, environment, is_stopped, resident_bytes, table};
 pub use threads::{Cpus, DEFAULT_TIMER_SLACK, set_timer_slack};

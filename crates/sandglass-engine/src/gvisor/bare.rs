@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use sandglass_linux::cgroup::{self, Cgroups, Leaf};
-use sandglass_linux::process::{Child, Launch, Propagation, Step, spawn};
+use sandglass_linux::process::{Child, Launch, spawn};
 use sandglass_types::{Digest, InstanceId, Limits, SandboxId};
 use serde_json::json;
 
 use super::layer::{self, Layer};
-use super::make::{self, Parts};
+use super::make;
 use super::paths::{HostPaths, SandboxPaths};
 use super::runsc::{FLAGS, Runsc};
 use super::{ceiling, disk, oci, teardown};
@@ -121,21 +121,17 @@ impl Bare {
         let limits = Limits::default();
         private_folder(paths.dir()).map_err(|error| step("make the folder", error))?;
         disk::blank(&self.paths, limits.disk_mib(), &paths.disk())?;
-        make::write_files(paths, &spec(id, paths, leaf, limits, command), limits.memory_mib())?;
+        make::write_bundle(paths, &spec(id, paths, leaf, limits, command))?;
         leaf.make()
             .and_then(|()| leaf.limit(&ceiling::of(limits)))
             .map_err(|error| step("make the control group", error))?;
-        let device = make::attach_disk(paths)?;
-        let parts = Parts { paths, leaf, layer: &self.layer.path, rootfs: &self.rootfs, cpus: None };
-        let before = make::before(&parts, &device)?;
+        let mounts = make::mount(paths, &self.layer.path, &self.rootfs, limits.memory_mib())?;
+        let before = make::before(leaf, mounts, None)?;
         let (output, input) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| step("make a pipe", errno))?;
         let launch = Launch::new(&self.program)
             .and_then(|launch| {
                 launch
                     .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")?
-                    // The namespace of the mounts, and the mounts: see `make::before`.
-                    .step(Step::UnshareMounts)
-                    .step(Step::Propagate(Propagation::Slave))
                     .steps(before)
                     .arg("--root")?
                     .arg(self.paths.runsc_root())?
@@ -150,7 +146,7 @@ impl Bare {
         // It returns once the program was executed.
         let started = Instant::now();
         // The pipe ends with its last writer, which must not be this process.
-        drop((launch, device));
+        drop(launch);
         let deadline = started + PATIENCE;
         let ran =
             read(&output, started, deadline).map_err(|error| step("read what the command wrote", error));

@@ -2,15 +2,17 @@
 
 use std::ffi::{CString, OsStr};
 use std::io;
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use sandglass_linux::cgroup::Leaf;
 use sandglass_linux::loopdev::LoopDevice;
+use sandglass_linux::mount::{Mount, MountNamespace, Propagation};
 use sandglass_linux::process::{Cpus, ProcessIdentity, Step};
 
 use super::disk;
 use super::paths::SandboxPaths;
+use super::runsc::no_network_settings;
 use crate::engine::{EngineError, Lack, step};
 use crate::session::Session;
 
@@ -18,18 +20,6 @@ const MS_NOSUID: u64 = 2;
 const MS_NODEV: u64 = 4;
 const MS_BIND: u64 = 4096;
 const MS_NOATIME: u64 = 1024;
-
-/// What a new sandbox is put together from.
-#[derive(Debug)]
-pub(super) struct Parts<'a> {
-    pub(super) paths: &'a SandboxPaths,
-    pub(super) leaf: &'a Leaf,
-    /// The layer with the agent.
-    pub(super) layer: &'a Path,
-    pub(super) rootfs: &'a Path,
-    /// The processors that `runsc` is started on, if it must not see all.
-    pub(super) cpus: Option<Cpus>,
-}
 
 /// The processors to start `runsc` on: it tells the guest that there are as many as it was started on itself. Nothing if
 /// there are no more than that.
@@ -41,28 +31,17 @@ pub(super) fn cpus_for(limit: u32, all: &Cpus, turn: u64) -> Option<Cpus> {
     (all.count() > wanted).then(|| all.some(wanted, turn))
 }
 
-/// Writes everything that is a file but the disk.
-///
-/// `runsc` tells the guest the smaller of the machine's memory and the control group's limit; the latter has room for
-/// the engine itself, which is none of the guest's. So the former is made what the guest was promised.
-pub(super) fn write_files(
-    paths: &SandboxPaths,
-    spec: &serde_json::Value,
-    memory_mib: u32,
-) -> Result<(), EngineError> {
+/// Makes the FIFOs of its session, and the bundle.
+pub(super) fn write_bundle(paths: &SandboxPaths, spec: &serde_json::Value) -> Result<(), EngineError> {
     let failed = |error: io::Error| step("write the files of the sandbox", error);
-    for folder in [paths.disk_mount(), paths.root_mount(), paths.bundle()] {
-        fs_err::create_dir(folder).map_err(failed)?;
-    }
     Session { folder: paths.dir() }.make().map_err(failed)?;
-    let meminfo = format!("MemTotal: {} kB\n", u64::from(memory_mib) << 10);
-    fs_err::write(paths.meminfo(), meminfo).map_err(failed)?;
+    fs_err::create_dir(paths.bundle()).map_err(failed)?;
     let text = serde_json::to_vec(spec).map_err(|error| failed(error.into()))?;
     fs_err::write(paths.bundle().join("config.json"), text).map_err(failed)
 }
 
-/// Attaches the disk. The device must be held until `runsc` has been executed with the mount on it.
-pub(super) fn attach_disk(paths: &SandboxPaths) -> Result<LoopDevice, EngineError> {
+/// Attaches the disk. The device must be held until something is mounted from it.
+fn attach_disk(paths: &SandboxPaths) -> Result<LoopDevice, EngineError> {
     let failed = "attach the disk";
     let file = fs_err::OpenOptions::new().read(true).write(true).open(paths.disk());
     let file = file.map_err(|error| step(failed, error))?;
@@ -74,40 +53,70 @@ pub(super) fn attach_disk(paths: &SandboxPaths) -> Result<LoopDevice, EngineErro
     })
 }
 
-/// What the launcher does for a new sandbox: it joins the sandbox's group, so that even a half-made one is found and
-/// killed by it, and mounts the disk and the root file system where only its own descendants see them.
-pub(super) fn before(parts: &Parts<'_>, device: &LoopDevice) -> Result<Vec<Step>, EngineError> {
-    let failed = |error: Box<dyn std::error::Error + Send + Sync>| step("plan the mounts", error);
-    let disk = parts.paths.disk_mount();
-    let overlay = overlay_options(parts.layer, parts.rootfs, &disk);
+/// The mounts that only the sandbox's own processes see: its disk, and on it its root file system over the layer with the
+/// agent and the template.
+///
+/// `runsc` tells the guest the smaller of the machine's memory and the control group's limit; the latter has room for
+/// the engine itself, which is none of the guest's. So the former is made what the guest was promised.
+pub(super) fn mount(
+    paths: &SandboxPaths,
+    layer: &Path,
+    rootfs: &Path,
+    memory_mib: u32,
+) -> Result<MountNamespace, EngineError> {
+    let failed = |error: io::Error| step("prepare the mounts", error);
+    for folder in [paths.disk_mount(), paths.root_mount()] {
+        fs_err::create_dir(folder).map_err(failed)?;
+    }
+    let meminfo = format!("MemTotal: {} kB\n", u64::from(memory_mib) << 10);
+    fs_err::write(paths.meminfo(), meminfo).map_err(failed)?;
+    let device = attach_disk(paths)?;
+    let disk = paths.disk_mount();
+    let overlay = overlay_options(layer, rootfs, &disk);
     let string = |bytes: &OsStr| CString::new(bytes.as_bytes()).map_err(|error| failed(error.into()));
-    // First and one after the other: the kernel waits for a grace period once, and nothing runs without limits.
-    let join = |folder: PathBuf| string(folder.join("cgroup.procs").as_os_str()).map(Step::JoinCgroup);
-    let mut steps = parts.leaf.folders().map(join).collect::<Result<Vec<_>, _>>()?;
-    steps.extend(parts.cpus.map(Step::RunOn));
-    steps.extend([
-        Step::Mount {
-            source: string(parts.paths.meminfo().as_os_str())?,
+    let mounts = [
+        no_network_settings(),
+        Mount {
+            source: string(paths.meminfo().as_os_str())?,
             target: c"/proc/meminfo".into(),
             fstype: c"".into(),
             flags: MS_BIND,
             data: c"".into(),
         },
-        Step::Mount {
+        Mount {
             source: string(device.path().as_os_str())?,
             target: string(disk.as_os_str())?,
             fstype: c"ext4".into(),
             flags: MS_NOSUID | MS_NODEV | MS_NOATIME,
             data: string(OsStr::new(disk::MOUNT_OPTIONS))?,
         },
-        Step::Mount {
+        Mount {
             source: c"overlay".into(),
-            target: string(parts.paths.root_mount().as_os_str())?,
+            target: string(paths.root_mount().as_os_str())?,
             fstype: c"overlay".into(),
             flags: MS_NOSUID | MS_NODEV | MS_NOATIME,
             data: string(&overlay)?,
         },
-    ]);
+    ];
+    MountNamespace::furnish(Propagation::Slave, &mounts)
+        .map_err(|error| step("mount the sandbox's files", error))
+}
+
+/// What the launcher does for a new sandbox: it joins the sandbox's group, so that even a half-made one is found and
+/// killed by it, and goes where its mounts are.
+pub(super) fn before(
+    leaf: &Leaf,
+    mounts: MountNamespace,
+    cpus: Option<Cpus>,
+) -> Result<Vec<Step>, EngineError> {
+    let join = |folder: PathBuf| {
+        let path = CString::new(folder.join("cgroup.procs").into_os_string().into_vec());
+        path.map(Step::JoinCgroup).map_err(|error| step("name the control group", error))
+    };
+    // First and one after the other: the kernel waits for a grace period once, and nothing runs without limits.
+    let mut steps = leaf.folders().map(join).collect::<Result<Vec<_>, _>>()?;
+    steps.push(Step::EnterMounts(mounts.into()));
+    steps.extend(cpus.map(Step::RunOn));
     Ok(steps)
 }
 

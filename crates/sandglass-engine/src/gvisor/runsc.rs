@@ -13,7 +13,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use sandglass_linux::process::{ExitStatus, Launch, LaunchError, Propagation, Step, run, spawn};
+use sandglass_linux::mount::{Mount, MountNamespace, Propagation};
+use sandglass_linux::process::{ExitStatus, Launch, LaunchError, Step, run, spawn};
 use sandglass_types::SandboxId;
 
 use crate::engine::{EngineError, Lack, step};
@@ -111,9 +112,16 @@ impl Runsc {
         options: &[&OsStr],
         timeout: Duration,
     ) -> Result<(), EngineError> {
+        let mounts = MountNamespace::furnish(Propagation::Slave, &[no_network_settings()])
+            .map_err(|error| step(verb, error))?;
         let launch = self
             .launch(None, Network::Namespace, verb)
-            .and_then(|launch| launch.args(options)?.arg(id.as_str()))
+            .and_then(|launch| {
+                launch
+                    .args(options)?
+                    .arg(id.as_str())
+                    .map(|launch| launch.step(Step::EnterMounts(mounts.into())))
+            })
             .map_err(|error| step(verb, error))?;
         let output = run(launch, b"", timeout, MAX_OUTPUT).map_err(|error| step(verb, error))?;
         if output.status.success() {
@@ -187,15 +195,6 @@ impl Runsc {
         let mut launch = Launch::new(&self.program)?
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")?
             .step(Step::OpenFiles(self.open_files))
-            .step(Step::UnshareMounts)
-            .step(Step::Propagate(Propagation::Slave))
-            .step(Step::Mount {
-                source: c"none".into(),
-                target: c"/proc/sys/net".into(),
-                fstype: c"tmpfs".into(),
-                flags: MS_RDONLY,
-                data: c"size=4k".into(),
-            })
             .step(Step::ReserveDescriptor(RESERVED_DESCRIPTOR))
             .step(Step::DenyMembarrier)
             .arg("--root")?
@@ -226,6 +225,18 @@ pub(super) const FLAGS: [&str; 6] = [
 ];
 
 const MS_RDONLY: u64 = 1;
+
+/// Every `runsc` is started where this is mounted: it takes any network namespace for the machine's where it can see
+/// those settings.
+pub(super) fn no_network_settings() -> Mount {
+    Mount {
+        source: c"none".into(),
+        target: c"/proc/sys/net".into(),
+        fstype: c"tmpfs".into(),
+        flags: MS_RDONLY,
+        data: c"size=4k".into(),
+    }
+}
 
 /// Asks a `runsc` for its version, as `20240729` is one in `0.0~20240729.0`.
 ///

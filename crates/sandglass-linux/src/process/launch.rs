@@ -9,30 +9,17 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::{Cpus, PidFd};
+use crate::mount::MountNamespace;
 
 /// One thing that the child does before it becomes the program, in the order given.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Step {
-    /// Moves into a private copy of the mount namespace.
-    UnshareMounts,
-    /// Changes how mounts propagate at and below `/`.
-    Propagate(Propagation),
-    /// `mount(2)`.
-    Mount {
-        /// What is mounted: a device, a path, or a name that the kernel ignores.
-        source: CString,
-        /// Where.
-        target: CString,
-        /// The file system's type; empty for a bind mount.
-        fstype: CString,
-        /// `MS_*`.
-        flags: u64,
-        /// The file system's own options.
-        data: CString,
-    },
+    /// Moves into a mount namespace that was made for it.
+    EnterMounts(Arc<MountNamespace>),
     /// Writes `0` to a `cgroup.procs` file: the child moves into that cgroup.
     JoinCgroup(CString),
     /// Opens `/dev/null` at this number, without close-on-exec, so that the program inherits a descriptor table
@@ -55,9 +42,7 @@ impl Step {
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
-            Self::UnshareMounts => "unshare the mount namespace",
-            Self::Propagate(_) => "change mount propagation",
-            Self::Mount { .. } => "mount",
+            Self::EnterMounts(_) => "enter the mount namespace",
             Self::JoinCgroup(_) => "join a cgroup",
             Self::ReserveDescriptor(_) => "reserve a descriptor",
             Self::DenyMembarrier => "install the membarrier filter",
@@ -67,15 +52,6 @@ impl Step {
             Self::AdoptOrphans => "become a reaper",
         }
     }
-}
-
-/// How mounts and unmounts travel between mount namespaces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Propagation {
-    /// In from the parent namespace, never out.
-    Slave,
-    /// Neither in nor out.
-    Private,
 }
 
 /// A program that could not be started.
@@ -352,21 +328,10 @@ fn fail(report: RawFd, step: u32) -> ! {
 
 /// Performs one step; negative on failure, with errno set.
 fn perform(step: &Step) -> libc::c_int {
-    let none = std::ptr::null();
     // SAFETY: every pointer is a NUL-terminated string or a live local, prepared by the parent.
     unsafe {
         match step {
-            Step::UnshareMounts => libc::unshare(libc::CLONE_NEWNS),
-            Step::Propagate(propagation) => {
-                let kind = match propagation {
-                    Propagation::Slave => libc::MS_SLAVE,
-                    Propagation::Private => libc::MS_PRIVATE,
-                };
-                libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | kind, std::ptr::null())
-            }
-            Step::Mount { source, target, fstype, flags, data } => {
-                libc::mount(source.as_ptr(), target.as_ptr(), fstype.as_ptr(), *flags, data.as_ptr().cast())
-            }
+            Step::EnterMounts(namespace) => libc::setns(namespace.as_fd().as_raw_fd(), libc::CLONE_NEWNS),
             Step::JoinCgroup(path) => {
                 let fd = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
                 if fd < 0 {

@@ -13,7 +13,9 @@ use rustix::fs::{FallocateFlags, fallocate, ioctl_ficlone};
 use rustix::io::Errno;
 use sandglass_engine::gvisor::OVERLAY_OPTIONS;
 use sandglass_linux::loopdev::{LoopDevice, attached};
-use sandglass_linux::process::{Launch, LaunchError, Propagation, RunError, Step, run};
+use sandglass_linux::mount::{Mount, MountNamespace, Propagation};
+use sandglass_linux::process::{Launch, RunError, Step, run};
+use sandglass_types::error::Chain;
 
 use super::check::Check;
 use super::{MAX_SAID, said};
@@ -72,17 +74,12 @@ pub(super) fn look(data: &Path, cache: &Path) -> Facts {
     };
     match attach(data) {
         Ok(device) => match mkfs(&device) {
-            Ok(()) => match overlay(&device, cache) {
-                Err(RunError::Launch(LaunchError::Step { source, .. })) => {
-                    facts.ext4 = Some(Err(format!("it can't be mounted: {source}")));
-                }
-                outcome => {
+            Ok(()) => match mounted(&device) {
+                Ok(mounts) => {
                     facts.ext4 = Some(Ok(()));
-                    facts.overlay = Some(match outcome {
-                        Ok(complaint) => complaint.map_or(Ok(()), Err),
-                        Err(error) => Err(error.to_string()),
-                    });
+                    facts.overlay = Some(overlay(mounts, cache));
                 }
+                Err(why) => facts.ext4 = Some(Err(format!("it can't be mounted: {why}"))),
             },
             Err(complaint) => facts.ext4 = Some(Err(complaint)),
         },
@@ -111,29 +108,32 @@ fn mkfs(device: &LoopDevice) -> Result<(), String> {
     let output = launch
         .map_err(RunError::from)
         .and_then(|launch| run(launch, b"", TIMEOUT, MAX_SAID))
-        .map_err(|error| sandglass_types::error::Chain(&error).to_string())?;
+        .map_err(|error| Chain(&error).to_string())?;
     if output.status.success() { Ok(()) } else { Err(said(&output.stderr)) }
 }
 
-/// What the shell complained about, if it did.
-fn overlay(device: &LoopDevice, lower: &Path) -> Result<Option<String>, RunError> {
-    let source = CString::new(device.path().as_os_str().as_bytes()).map_err(LaunchError::from)?;
-    let launch = Launch::new("/bin/sh")?
-        .args(["-c", TRIAL, "sh"])?
-        .arg(lower)?
-        .arg(OVERLAY_OPTIONS)?
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")?
-        .step(Step::UnshareMounts)
-        .step(Step::Propagate(Propagation::Private))
-        .step(Step::Mount {
-            source,
-            target: MOUNTED.into(),
-            fstype: c"ext4".into(),
-            flags: 0,
-            data: c"".into(),
-        });
-    let output = run(launch, b"", TIMEOUT, MAX_SAID)?;
-    Ok((!output.status.success()).then(|| said(&output.stderr)))
+/// A mount namespace with the file system.
+fn mounted(device: &LoopDevice) -> Result<MountNamespace, String> {
+    let source = CString::new(device.path().as_os_str().as_bytes()).map_err(|error| error.to_string())?;
+    let mount = Mount { source, target: MOUNTED.into(), fstype: c"ext4".into(), flags: 0, data: c"".into() };
+    MountNamespace::furnish(Propagation::Private, &[mount]).map_err(|error| Chain(&error).to_string())
+}
+
+/// Tries the other file system on top of it.
+fn overlay(mounts: MountNamespace, lower: &Path) -> Result<(), String> {
+    let launch = || {
+        Launch::new("/bin/sh")?
+            .args(["-c", TRIAL, "sh"])?
+            .arg(lower)?
+            .arg(OVERLAY_OPTIONS)?
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .map(|launch| launch.step(Step::EnterMounts(mounts.into())))
+    };
+    let output = launch()
+        .map_err(RunError::from)
+        .and_then(|launch| run(launch, b"", TIMEOUT, MAX_SAID))
+        .map_err(|error| Chain(&error).to_string())?;
+    if output.status.success() { Ok(()) } else { Err(said(&output.stderr)) }
 }
 
 fn reflink(data: &Path) -> io::Result<bool> {

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sandglass_engine::gvisor::{over_control_socket, runsc_version};
-use sandglass_linux::process::{Launch, Propagation, RunError, Step, run};
+use sandglass_linux::mount::{Mount, MountNamespace, Propagation};
+use sandglass_linux::process::{Launch, RunError, Step, run};
 use sandglass_types::error::Chain;
 
 use super::check::Check;
@@ -61,26 +62,27 @@ pub(super) fn look(program: Option<&Path>, trial: bool) -> Facts {
 /// Runs a command in a sandbox over this machine's own root file system, which it can't change. All that `runsc` writes
 /// is on a memory file system that only it and its children see.
 fn try_out(program: &Path) -> Result<String, String> {
-    let tmpfs = |target: &std::ffi::CStr, data: &std::ffi::CStr| Step::Mount {
+    let tmpfs = |target: &std::ffi::CStr, data: &std::ffi::CStr| Mount {
         source: c"none".into(),
         target: target.into(),
         fstype: c"tmpfs".into(),
         flags: 0,
         data: data.into(),
     };
+    let mounts = [
+        tmpfs(c"/run", c"size=16m"),
+        // It takes any network namespace for the machine's where it can see this.
+        tmpfs(c"/proc/sys/net", c"size=4k"),
+    ];
+    let mounts = MountNamespace::furnish(Propagation::Private, &mounts);
+    let mounts = mounts.map_err(|error| Chain(&error).to_string())?;
     let launch = || {
         Launch::new(program)?
             .args(["--root", "/run", "--network=none", "--platform=systrap", "--ignore-cgroups"])?
             .args(["--overlay2=root:memory", "do", "/bin/dmesg"])?
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")?
             .env("TMPDIR", "/run")
-            .map(|launch| {
-                launch.step(Step::UnshareMounts).step(Step::Propagate(Propagation::Private)).steps([
-                    tmpfs(c"/run", c"size=16m"),
-                    // It takes any network namespace for the machine's where it can see this.
-                    tmpfs(c"/proc/sys/net", c"size=4k"),
-                ])
-            })
+            .map(|launch| launch.step(Step::EnterMounts(mounts.into())))
     };
     let output = launch()
         .map_err(RunError::from)

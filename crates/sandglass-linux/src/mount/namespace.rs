@@ -1,0 +1,157 @@
+//! Mount namespaces that are furnished before any process is in them.
+//!
+//! Made by the parent, on a thread, and not by each child between `clone` and `execve`: so it happens beside other work,
+//! and a mount that fails can say which one it was.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::mount::{MountPropagationFlags, mount_change};
+use rustix::thread::UnshareFlags;
+
+use crate::thread::on_fresh_thread;
+
+/// How mounts and unmounts travel between a new namespace and the one that it is a copy of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Propagation {
+    /// Into the new one, never out.
+    Slave,
+    /// Neither in nor out.
+    Private,
+}
+
+/// The arguments of `mount(2)`.
+#[derive(Debug, Clone)]
+pub struct Mount {
+    /// What is mounted: a device, a path, or a name that the kernel ignores.
+    pub source: CString,
+    /// Where.
+    pub target: CString,
+    /// The file system's type; empty for a bind mount.
+    pub fstype: CString,
+    /// `MS_*`.
+    pub flags: u64,
+    /// The file system's own options.
+    pub data: CString,
+}
+
+impl Mount {
+    fn perform(&self) -> io::Result<()> {
+        let Self { source, target, fstype, flags, data } = self;
+        // SAFETY: every pointer is a NUL-terminated string that outlives the call.
+        let done = unsafe {
+            libc::mount(source.as_ptr(), target.as_ptr(), fstype.as_ptr(), *flags, data.as_ptr().cast())
+        };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+/// A namespace that could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// There is no privilege, no thread, or no memory.
+    #[error("could not make a mount namespace")]
+    Namespace(#[source] io::Error),
+    /// One of its mounts failed.
+    #[error("could not mount {} on {}", fstype.to_string_lossy(), target.to_string_lossy())]
+    Mount {
+        /// The file system's type; empty for a bind mount.
+        fstype: CString,
+        /// Where.
+        target: CString,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A mount namespace. It lives while a value like this or a process in it lives.
+#[derive(Debug)]
+pub struct MountNamespace(OwnedFd);
+
+impl MountNamespace {
+    /// A copy of this process's namespace, and in it these mounts, one after the other.
+    ///
+    /// # Errors
+    /// [`MountError`]; then nothing of it is left.
+    pub fn furnish(propagation: Propagation, mounts: &[Mount]) -> Result<Self, MountError> {
+        let furnish = || {
+            // SAFETY: this thread's root, working directory and mounts become its own; its descriptor table stays
+            // shared, and it ends with this work.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.map_err(namespace)?;
+            let kind = match propagation {
+                Propagation::Slave => MountPropagationFlags::DOWNSTREAM,
+                Propagation::Private => MountPropagationFlags::PRIVATE,
+            };
+            mount_change("/", MountPropagationFlags::REC | kind).map_err(namespace)?;
+            for mount in mounts {
+                mount.perform().map_err(|source| MountError::Mount {
+                    fstype: mount.fstype.clone(),
+                    target: mount.target.clone(),
+                    source,
+                })?;
+            }
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            open("/proc/thread-self/ns/mnt", flags, Mode::empty()).map(Self).map_err(namespace)
+        };
+        on_fresh_thread("mounts", furnish).map_err(MountError::Namespace)?
+    }
+}
+
+fn namespace(errno: rustix::io::Errno) -> MountError {
+    MountError::Namespace(errno.into())
+}
+
+impl AsFd for MountNamespace {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::process::{Launch, Step, run};
+
+    fn tmpfs(target: &std::path::Path) -> Mount {
+        Mount {
+            source: c"none".into(),
+            target: CString::new(target.as_os_str().as_bytes()).unwrap(),
+            fstype: c"tmpfs".into(),
+            flags: 0,
+            data: c"size=4k".into(),
+        }
+    }
+
+    #[test]
+    fn only_who_enters_sees_the_mounts() {
+        let dir = tempfile::tempdir().unwrap();
+        let namespace =
+            MountNamespace::furnish(Propagation::Slave, &[tmpfs(dir.path())]).map(Arc::new).unwrap();
+        assert_eq!(crate::mount::below(dir.path()).unwrap(), []);
+        let seen = |steps: Vec<Step>| {
+            let launch = Launch::new("/usr/bin/stat").unwrap().args(["-f", "-c", "%T"]).unwrap();
+            let launch = launch.arg(dir.path()).unwrap().steps(steps);
+            String::from_utf8(run(launch, b"", Duration::from_secs(30), 100).unwrap().stdout).unwrap()
+        };
+        assert_eq!(seen(vec![Step::EnterMounts(namespace)]), "tmpfs\n");
+        assert_ne!(seen(vec![]), "tmpfs\n");
+    }
+
+    #[test]
+    fn a_mount_that_fails_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("missing");
+        let error =
+            MountNamespace::furnish(Propagation::Private, &[tmpfs(dir.path()), tmpfs(&missing)]).unwrap_err();
+        assert_eq!(error.to_string(), format!("could not mount tmpfs on {}", missing.display()));
+        assert_eq!(crate::mount::below(dir.path()).unwrap(), []);
+    }
+}
