@@ -310,11 +310,19 @@ impl GvisorEngine {
             None => (Network::Namespace, Status::Created),
             Some(_) => (Network::Namespace, Status::Running),
         };
-        // The file systems are made beside the rest: both wait for the kernel.
-        let (mounts, surroundings) = side_by_side(
-            || self.make_disk(spec, image, &paths, &rootfs),
-            || self.make_surroundings(spec, network, &paths, &leaf),
+        // All three wait for the kernel, so they do it at the same time.
+        let (expected, (mounts, surroundings)) = side_by_side(
+            || self.cgroups.expect_move(),
+            || {
+                side_by_side(
+                    || self.make_disk(spec, image, &paths, &rootfs),
+                    || self.make_surroundings(spec, network, &paths, &leaf),
+                )
+            },
         );
+        if let Err(error) = expected {
+            tracing::debug!(%error, "joining the control group may take its time");
+        }
         let ((), mounts) = both(surroundings, mounts)?;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let cpus = make::cpus_for(spec.limits.cpus(), &self.cpus, turn);

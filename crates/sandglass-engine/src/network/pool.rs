@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sandglass_linux::namespace::PinFolder;
 use sandglass_types::InstanceId;
@@ -13,6 +13,10 @@ use super::{NetworkError, Slot, SlotName, step};
 
 /// How many slots are kept ready unless the operator says otherwise.
 pub const DEFAULT_SIZE: usize = 4;
+
+/// How long nobody must have taken a slot before one is made in advance, unless they run low: while a sandbox comes up,
+/// that needs the processors, and waits for the same locks of the kernel.
+const REST: Duration = Duration::from_millis(500);
 
 /// How long a slot that is being made may take to be finished when the pool ends.
 const END_PATIENCE: Duration = Duration::from_secs(5);
@@ -39,6 +43,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     ready: Vec<Slot>,
+    last_taken: Option<Instant>,
     stopping: bool,
     /// Set by the thread when it makes no more.
     ended: bool,
@@ -81,7 +86,11 @@ impl Pool {
     /// # Errors
     /// As [`Slot::create`].
     pub fn take(&self) -> Result<Slot, NetworkError> {
-        let ready = self.shared.lock().ready.pop();
+        let ready = {
+            let mut state = self.shared.lock();
+            state.last_taken = Some(Instant::now());
+            state.ready.pop()
+        };
         self.shared.changed.notify_all();
         ready.map_or_else(|| Slot::create(&self.shared.pins, &self.shared.instance), Ok)
     }
@@ -123,14 +132,29 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn fill(&self) {
+    /// Waits until a slot is wanted; `false` when the pool ends.
+    fn wanted(&self) -> bool {
+        let mut state = self.lock();
         loop {
-            let enough = |state: &mut State| !state.stopping && state.ready.len() >= self.size;
-            let state = self.changed.wait_while(self.lock(), enough).unwrap_or_else(PoisonError::into_inner);
             if state.stopping {
-                return;
+                return false;
             }
-            drop(state);
+            let rested = state.last_taken.map_or(REST, |last| last.elapsed());
+            state = match state.ready.len() {
+                few if few < self.size.div_ceil(2) => return true,
+                some if some < self.size => match REST.checked_sub(rested) {
+                    None | Some(Duration::ZERO) => return true,
+                    Some(rest) => {
+                        self.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0
+                    }
+                },
+                _enough => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    fn fill(&self) {
+        while self.wanted() {
             let made = Slot::create(&self.pins, &self.instance);
             let mut state = self.lock();
             match made {

@@ -121,6 +121,27 @@ fn version_1_joins_links_and_takes_what_limits_counts_or_tracks() {
 }
 
 #[test]
+fn the_group_of_a_process_is_found_where_it_is_mounted() {
+    let (one, two) = (version_1(), version_2("cpu memory pids"));
+    let one = Cgroups::detect(one.path(), "i").unwrap();
+    let two = Cgroups::detect(two.path(), "i").unwrap();
+    let ends = |group: Option<PathBuf>| group.map(|group| group.display().to_string());
+    let text = "9:name=systemd:/x\n8:cpu,pids:/a/b\n4:memory:/c\n0::/u\n";
+    assert!(ends(one.group_of(text)).unwrap().ends_with("/pids/a/b"), "{:?}", one.group_of(text));
+    assert!(ends(two.group_of(text)).unwrap().ends_with("/u"));
+    for text in ["", "0:", "8:pids", "8:pids:/../out\n0::/../out\n", "8:cpu:/a\n"] {
+        assert_eq!((one.group_of(text), two.group_of(text)), (None, None), "{text}");
+    }
+}
+
+#[test]
+fn a_move_to_where_it_is_changes_nothing() {
+    let before = fs_err::read_to_string("/proc/self/cgroup").unwrap();
+    Cgroups::detect(Path::new(ROOT), "expected").unwrap().expect_move().unwrap();
+    assert_eq!(fs_err::read_to_string("/proc/self/cgroup").unwrap(), before);
+}
+
+#[test]
 fn missing_controllers_and_mounts_are_refused() {
     let root = version_2("cpu memory\n");
     assert!(matches!(Cgroups::detect(root.path(), "i"), Err(CgroupError::NoController("pids"))));
