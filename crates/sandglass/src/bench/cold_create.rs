@@ -26,7 +26,7 @@ const MAX_RATIO: f64 = 1.0;
 
 /// What goes before each measurement: a server makes in advance what it will need, and must not do it at the cost of
 /// either.
-const REST: Duration = Duration::from_secs(1);
+const REST: Duration = Duration::from_millis(400);
 
 pub(crate) async fn run(
     server: &Server,
