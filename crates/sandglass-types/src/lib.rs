@@ -1,4 +1,5 @@
-//! The vocabulary that every other crate shares: ids, states, limits, the domain error and the clock.
+//! The vocabulary that every other crate shares: ids, states, limits, names and addresses, the domain error and the
+//! clock.
 //!
 //! Nothing here does I/O. A value of one of these types has been validated: parse once at the edge,
 //! then pass the type.
@@ -9,6 +10,7 @@ pub mod digest;
 pub mod error;
 pub mod id;
 pub mod limits;
+pub mod net;
 pub mod state;
 
 pub use clock::{Clock, SystemClock, Timestamp};
