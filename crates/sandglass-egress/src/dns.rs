@@ -5,13 +5,15 @@
 use std::io;
 use std::time::Duration;
 
-use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
+use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::RecordType;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::decide::{Verdict, decide};
+use crate::policy::{Effective, Question, Record, decide};
+use sandglass_types::net::Hostname;
 
 /// The longest query that is read, in bytes. One question with the longest name and an OPT record needs 300.
 const MAX_QUERY: usize = 1232;
@@ -37,9 +39,7 @@ pub fn answer(query: &[u8]) -> Option<Vec<u8>> {
 fn respond(query: &Message) -> Message {
     let metadata = query.metadata;
     let code = match (metadata.op_code, query.queries.as_slice()) {
-        (OpCode::Query, [question]) => match decide(question.name()) {
-            Verdict::Deny => ResponseCode::Refused,
-        },
+        (OpCode::Query, [question]) => decide_question(question),
         (OpCode::Query, _) => ResponseCode::FormErr,
         _ => ResponseCode::NotImp,
     };
@@ -48,6 +48,22 @@ fn respond(query: &Message) -> Message {
     response.metadata.recursion_available = true;
     response.queries.clone_from(&query.queries);
     response
+}
+
+fn decide_question(question: &Query) -> ResponseCode {
+    let record = match question.query_type() {
+        RecordType::A => Record::A,
+        RecordType::AAAA => Record::Aaaa,
+        RecordType::HTTPS | RecordType::SVCB => Record::Service,
+        other => Record::Other(other.into()),
+    };
+    match Hostname::from_labels(question.name().iter()) {
+        Ok(name) if decide(&Effective::sealed(), Question::Dns { name: &name, record }).is_allowed() => {
+            // There is no resolver to ask yet.
+            ResponseCode::ServFail
+        }
+        _ => ResponseCode::Refused,
+    }
 }
 
 /// Answers what arrives on a socket of the airlock, until the socket fails. Dropping the future closes it.
@@ -106,8 +122,7 @@ async fn serve_connection(mut connection: TcpStream) -> io::Result<()> {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use hickory_proto::op::Query;
-    use hickory_proto::rr::{Name, RecordType};
+    use hickory_proto::rr::Name;
     use proptest::prelude::*;
 
     use super::*;
