@@ -1,7 +1,7 @@
 //! What may leave a sandbox, as data, and the one function that reads it.
 //!
 //! A [`Policy`] is what a sandbox asked for; an [`Operator`]'s ceiling and features bound what any sandbox gets. Both
-//! are lists of [`Rule`]s: **the first rule that matches decides, and what no rule matches is denied.** A connection
+//! are lists of rules ([`Rules`]): **the first rule that matches decides, and what no rule matches is denied.** A connection
 //! must be allowed by both lists, so their intersection is exact without any algebra over rules; the [`Effective`]
 //! policy is nothing but the two side by side.
 //!

@@ -2,8 +2,8 @@
 //! without notice.
 //!
 //! A line is a JSON object. Its `digest` is over the sandbox's id and all of the line before it, in which stands the
-//! digest of the line before. What a chain can't show is that lines are missing at its end: for that, its [`Head`] is
-//! kept elsewhere.
+//! digest of the line before. No key is in it: a chain alone can't show that lines are missing at its end, or that all
+//! from some line on were written anew. For that, its [`Head`] is kept elsewhere.
 
 use std::fmt;
 use std::net::IpAddr;

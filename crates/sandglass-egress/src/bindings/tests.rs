@@ -88,6 +88,17 @@ fn bindings_end_when_the_policy_tightens() {
 }
 
 #[test]
+fn a_name_that_may_not_be_asked_for_any_more_is_bound_no_more() {
+    let mut bindings = Bindings::default();
+    bindings.bind(START, &host("a.example"), [address(1)], Duration::ZERO).unwrap();
+    // The address stays within reach, but by its range alone.
+    let request: Policy = serde_json::from_str(r#"{"rules":[{"allow":"93.184.0.0/16"}]}"#).unwrap();
+    let operator: Operator = serde_json::from_str(r#"{"ceiling":[{"allow":"0.0.0.0/0"}]}"#).unwrap();
+    let by_range = Effective::new(&request, &operator, Surroundings::default()).unwrap().0;
+    assert_eq!(bindings.prune(&by_range), [(host("a.example"), address(1))]);
+}
+
+#[test]
 fn bindings_travel_with_a_paused_sandbox() {
     let (mut bindings, name) = (Bindings::default(), host("a.example"));
     bindings.bind(START, &name, [address(1)], Duration::ZERO).unwrap();

@@ -190,6 +190,14 @@ fn ranges_need_no_name_and_give_none() {
 }
 
 #[test]
+fn a_denied_range_is_denied_inside_ipv6_too() {
+    let policy = policy(r#"[{"deny":"93.184.0.0/16"},{"allow":"64:ff9b::/96"},{"allow":"2002::/16"}]"#);
+    let ask = |address| decide(&policy, tcp(address, 443, &[], Seen::Nothing)).is_allowed();
+    assert!(ask("64:ff9b::808:808") && ask("2002:808:808::1"), "the control");
+    assert!(!ask("64:ff9b::5db8:d822") && !ask("2002:5db8:d822::1"));
+}
+
+#[test]
 fn answers_are_checked_after_resolution() {
     let policy = policy(r#"[{"deny":"93.184.216.35"},{"allow":"*"},{"deny":"0.0.0.0/0"}]"#);
     let name = host("rebind.example");
@@ -263,7 +271,10 @@ fn both_sides_must_allow_the_same_port() {
         Effective::new(&request, &operator, Surroundings::default()).unwrap().0
     };
     assert!(dns(&with("22"), "example.com") && dns(&with("443, \"20-30\""), "example.com"));
-    assert!(!dns(&with("443"), "example.com"), "a name without a port to connect to");
+    let (policy, name) = (with("443"), host("example.com"));
+    let question = Question::Dns { name: &name, record: Record::A };
+    assert!(!decide(&policy, question).is_allowed(), "a name without a port to connect to");
+    assert_eq!(decide(&policy, question).rule(), "ceiling/default", "the sandbox asked for what it needs");
 }
 
 #[test]
@@ -288,6 +299,21 @@ fn both_sides_must_allow_the_same_name() {
         !ask([443, 22]).is_allowed(),
         "a.example may be reached there says one side, b.example the other"
     );
+}
+
+#[test]
+fn an_address_of_a_denied_name_is_denied_under_any_other() {
+    let rules = |denial: &str| {
+        policy(&format!(
+            r#"[{denial}{{"allow":"*.example","ports":["1-65535"]}},{{"allow":"93.184.0.0/16","ports":[22]}}]"#
+        ))
+    };
+    let (good, evil) = (host("good.example"), host("evil.example"));
+    for bound in [[good.clone(), evil.clone()], [evil, good]] {
+        let question = tcp(SITE, 22, &bound, Seen::Nothing);
+        assert!(decide(&rules(""), question).is_allowed(), "the control");
+        assert!(!decide(&rules(r#"{"deny":"evil.example"},"#), question).is_allowed());
+    }
 }
 
 #[test]

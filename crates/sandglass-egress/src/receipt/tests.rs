@@ -73,6 +73,9 @@ fn a_digest_made_anew_does_not_hide_a_change() {
     let mut forged = Chain::resume(sandbox(), chain(1).1);
     lines[1] = forged.append(receipt(b"harmless.example", 1)).unwrap();
     assert_eq!(check(&lines, None), Err(Broken::Order(3)));
+    let mut miscounted = Chain::resume(sandbox(), Head { count: 7, ..chain(1).1 });
+    lines[1] = miscounted.append(receipt(b"example.com", 1)).unwrap();
+    assert_eq!(check(&lines, None), Err(Broken::Order(2)));
 }
 
 #[test]
