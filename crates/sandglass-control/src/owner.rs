@@ -22,8 +22,24 @@ use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
 use crate::shared::Shared;
 
-/// The first wait before a failed removal is tried again, and the longest.
-const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
+/// The waits between tries of something that must succeed in the end: each is twice as long as the one before.
+#[derive(Debug)]
+struct Pauses(Duration);
+
+impl Pauses {
+    const FIRST: Duration = Duration::from_millis(50);
+    const LONGEST: Duration = Duration::from_secs(10);
+
+    const fn new() -> Self {
+        Self(Self::FIRST)
+    }
+
+    fn next(&mut self) -> Duration {
+        let pause = self.0;
+        self.0 = (pause * 2).min(Self::LONGEST);
+        pause
+    }
+}
 
 /// How long the end of a sandbox's processes may be known after the end of its session.
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
@@ -205,7 +221,7 @@ impl<'a> Owner<'a> {
         why: &str,
         mut killer: Option<oneshot::Sender<Result<(), Error>>>,
     ) {
-        let (mut removed, mut pause) = (false, RETRY.0);
+        let (mut removed, mut pauses) = (false, Pauses::new());
         loop {
             removed = removed || self.remove().await;
             let stored = self.settle(event, why).await;
@@ -215,8 +231,7 @@ impl<'a> Owner<'a> {
             if stored {
                 return;
             }
-            self.answer_for(pause).await;
-            pause = (pause * 2).min(RETRY.1);
+            self.answer_for(pauses.next()).await;
         }
     }
 
@@ -297,7 +312,7 @@ impl<'a> Owner<'a> {
     /// Removes all that it owns, however often that takes.
     async fn end(&mut self) {
         self.make_unreachable();
-        let mut pause = RETRY.0;
+        let mut pauses = Pauses::new();
         loop {
             if self.remove().await {
                 self.settle(Event::Removed, "nothing of it is left").await;
@@ -305,8 +320,7 @@ impl<'a> Owner<'a> {
             if self.row.state == SandboxState::Ended {
                 return;
             }
-            self.answer_for(pause).await;
-            pause = (pause * 2).min(RETRY.1);
+            self.answer_for(pauses.next()).await;
         }
     }
 
@@ -383,15 +397,14 @@ fn moved(ends: Instant, (asked, end): (Timestamp, Timestamp), now: (Timestamp, I
 
 /// Waits for the end of its processes. An engine that can't say whether they have ended has not said that they have.
 async fn exit_of(host: &Host, id: &SandboxId) -> Result<Exit, HostError> {
-    let mut pause = RETRY.0;
+    let mut pauses = Pauses::new();
     loop {
         let error = match host.wait(id).await {
             Err(error) if error.refusal().is_some_and(|kind| kind != RefusalKind::NotFound) => error,
             outcome => return outcome,
         };
         tracing::warn!(sandbox = %id, error = %Chain(&error), "its processes can't be waited for");
-        sleep(pause).await;
-        pause = (pause * 2).min(RETRY.1);
+        sleep(pauses.next()).await;
     }
 }
 
@@ -486,6 +499,14 @@ mod tests {
     use super::*;
 
     const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn pauses_grow_to_a_bound() {
+        let mut pauses = Pauses::new();
+        let first: Vec<_> = (0..9).map(|_| pauses.next().as_millis()).collect();
+        assert_eq!(first, [50, 100, 200, 400, 800, 1600, 3200, 6400, 10_000]);
+        assert_eq!(pauses.next(), Pauses::LONGEST);
+    }
 
     #[test]
     fn an_end_moves_by_the_clock_of_the_moment() {
