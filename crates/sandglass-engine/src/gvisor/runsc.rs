@@ -304,7 +304,7 @@ fn read_tail(path: &Path) -> Vec<u8> {
     }
 }
 
-/// What `runsc` said, as printable text of bounded length: the last entry of a log, or the first line of what it
+/// What `runsc` said, as printable ASCII of bounded length: the last entry of a log, or the first line of what it
 /// printed, which a stack trace may follow.
 fn message(output: &[u8]) -> String {
     let text = String::from_utf8_lossy(output);
@@ -318,7 +318,9 @@ fn message(output: &[u8]) -> String {
         .next_back()
         .and_then(logged)
         .unwrap_or_else(|| lines.next().unwrap_or("it gave no reason").to_owned());
-    message.chars().filter(|c| !c.is_control()).take(MAX_MESSAGE).collect()
+    // Of what is not ASCII, some is shown nowhere and some reverses what follows.
+    let shown = |c: char| if c.is_ascii() { c } else { char::REPLACEMENT_CHARACTER };
+    message.chars().filter(|c| !c.is_control()).map(shown).take(MAX_MESSAGE).collect()
 }
 
 #[cfg(test)]
@@ -354,6 +356,7 @@ mod tests {
         assert_eq!(message(b"\x1b[31mred\x07"), "[31mred");
         assert_eq!(message(&b"x".repeat(100_000)).len(), MAX_MESSAGE);
         assert_eq!(message(&[0xff; 10]).chars().count(), 10);
+        assert_eq!(message("a\u{202e}b\u{e000}\u{85}".as_bytes()), "a\u{fffd}b\u{fffd}");
     }
 
     #[test]
