@@ -24,10 +24,6 @@ const OUTPUT: &[u8] = b"hi\n";
 /// How slow it may be, as a multiple of the reference.
 const MAX_RATIO: f64 = 1.0;
 
-/// What goes before each measurement: a server makes in advance what it will need, and must not do it at the cost of
-/// either.
-const REST: Duration = Duration::from_millis(400);
-
 pub(crate) async fn run(
     server: &Server,
     endpoint: &Endpoint,
@@ -39,7 +35,7 @@ pub(crate) async fn run(
     let api = endpoint.api()?;
     let (mut subjects, mut created, mut references) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..samples.warmup + samples.n {
-        tokio::time::sleep(REST).await;
+        server.rest().await?;
         let mut ours = report.keep(subject(endpoint).await);
         if let Some(Subject { id, .. }) = &ours {
             let gone = async {
@@ -50,7 +46,7 @@ pub(crate) async fn run(
                 ours = None;
             }
         }
-        tokio::time::sleep(REST).await;
+        server.rest().await?;
         let bare = report.keep(reference.run());
         if round >= samples.warmup {
             created.extend(ours.as_ref().map(|ours| millis(ours.created)));

@@ -11,6 +11,7 @@ use anyhow::{Context as _, bail};
 use fs_err as fs;
 use rustix::process::{Pid, Signal, kill_process};
 use sandglass_engine::gvisor::HostPaths;
+use sandglass_engine::network::DEFAULT_SIZE;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -136,6 +137,21 @@ impl Server {
         while paths.sandbox(&id).dir().exists() {
             if Instant::now() > deadline {
                 bail!("sandbox {id} is still there after {} s", STOP.as_secs());
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(())
+    }
+
+    /// Waits until it has made in advance the networks of the next sandboxes, so that this is not done at the cost of
+    /// what is measured next.
+    pub(crate) async fn rest(&self) -> anyhow::Result<()> {
+        let pins = self.data().join("host/ns");
+        let deadline = Instant::now() + STOP;
+        // Each has a namespace for the guest and one that ends its packets.
+        while fs::read_dir(&pins)?.count() < 2 * DEFAULT_SIZE {
+            if Instant::now() > deadline {
+                bail!("the server has no networks ready after {} s", STOP.as_secs());
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
