@@ -5,7 +5,7 @@ from pathlib import Path
 from e2b import Sandbox
 from support import until
 
-FULL_US, IDLE_US = 50, 50_000
+FULL_US, IDLE_US = 50, 100_000
 
 
 def slacks(server, sandbox) -> set[int]:

@@ -29,10 +29,10 @@ fn an_idle_sandbox_is_slowed_and_wakes_up() {
         let (spec, mut agent) = fixture.run();
         assert_eq!(slacks(&fixture, &spec.id), BTreeSet::from([50]));
         fixture.engine().pace(&spec.id, Pace::Idle).unwrap();
-        assert_eq!(slacks(&fixture, &spec.id), BTreeSet::from([50_000]));
+        assert_eq!(slacks(&fixture, &spec.id), BTreeSet::from([100_000]));
         // It works all the same, and what it starts takes after it.
         assert_eq!(agent.sh("busybox sleep 1000 & echo there"), "there\n<0>");
-        assert_eq!(slacks(&fixture, &spec.id), BTreeSet::from([50_000]));
+        assert_eq!(slacks(&fixture, &spec.id), BTreeSet::from([100_000]));
         fixture.engine().pace(&spec.id, Pace::Full).unwrap();
         assert_eq!(slacks(&fixture, &spec.id), BTreeSet::from([50]));
         let absent = fixture.engine().pace(&SandboxId::random(), Pace::Idle);
