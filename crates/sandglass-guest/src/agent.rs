@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::blocking::Blocking;
 use crate::job::Jobs;
+use crate::memory::Borrowers;
 use crate::process::Registry;
 use crate::reaper::{Child, Reaper};
 use crate::settings::Current;
@@ -31,6 +32,8 @@ pub(crate) struct Agent {
     pub jobs: Jobs,
     /// For work that waits.
     pub blocking: Blocking,
+    /// Those who transfer files, perhaps.
+    pub borrowers: Borrowers,
     /// All tasks that outlive a request.
     pub tasks: TaskTracker,
     /// The file system that is served.
@@ -53,6 +56,7 @@ impl Agent {
             reaper: Reaper::start()?,
             jobs,
             blocking: Blocking::default(),
+            borrowers: Borrowers::default(),
             tasks: TaskTracker::new(),
             root: PathBuf::from("/"),
             sole_user,

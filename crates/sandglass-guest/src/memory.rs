@@ -1,5 +1,7 @@
 //! What the allocator may hold that nobody uses: every sandbox pays for it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 /// The largest buffers of a transfer are smaller, so they come from the heap and are used again. One that was mapped
 /// for its own would be filled with page faults each time, and those are dear in a sandbox.
 const MMAP_THRESHOLD: libc::c_int = 1 << 20;
@@ -23,8 +25,33 @@ pub(crate) fn limit_allocator() {
     }
 }
 
-/// Gives back what is unused, if it is much: to be called when something that needs large buffers has ended.
-pub(crate) fn give_back() {
+/// Those who may need large buffers. When the last of them is gone, what they used is given back; before, others would
+/// soon want it again, and each time costs as much as there are pieces of the heap.
+#[derive(Debug, Default)]
+pub(crate) struct Borrowers(AtomicUsize);
+
+impl Borrowers {
+    /// One more, until the answer is dropped.
+    pub(crate) fn enter(&self) -> Borrower<'_> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Borrower(self)
+    }
+}
+
+/// See [`Borrowers`].
+#[derive(Debug)]
+pub(crate) struct Borrower<'a>(&'a Borrowers);
+
+impl Drop for Borrower<'_> {
+    fn drop(&mut self) {
+        if self.0.0.fetch_sub(1, Ordering::Relaxed) == 1 {
+            give_back();
+        }
+    }
+}
+
+/// Gives back what is unused, if it is much.
+fn give_back() {
     // SAFETY: both only look at and change the allocator's own records, under its lock.
     unsafe {
         if libc::mallinfo2().fordblks > UNUSED {

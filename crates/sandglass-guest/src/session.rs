@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use crate::agent::Agent;
 use crate::process::Origin;
 use crate::settings::Settings;
-use crate::{http, identity, log, memory};
+use crate::{http, identity, log};
 
 /// How long a connection to the guest's loopback may take: nothing is far away there.
 const DIAL_TIME: Duration = Duration::from_secs(5);
@@ -95,8 +95,8 @@ async fn serve(agent: Arc<Agent>, router: Router, incoming: Incoming) {
     match incoming.target() {
         Target::GuestApi => {
             let origin = Origin::Session(agent.processes.epoch());
+            let _borrower = agent.borrowers.enter();
             http::serve(&router, incoming.accept(), origin).await;
-            memory::give_back();
         }
         Target::Tcp(port) => match tokio::time::timeout(DIAL_TIME, TcpStream::connect(port.addr())).await {
             Ok(Ok(mut stream)) => {

@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::mount::{MountPropagationFlags, mount_change};
@@ -70,7 +70,12 @@ pub enum MountError {
 
 /// A mount namespace. It lives while a value like this or a process in it lives.
 #[derive(Debug)]
-pub struct MountNamespace(OwnedFd);
+pub struct MountNamespace {
+    namespace: OwnedFd,
+    /// The root folder of this process in it, which is not the namespace's if this process was given another one by
+    /// chroot(2). Whoever enters the namespace must not see more than this process does.
+    root: OwnedFd,
+}
 
 impl MountNamespace {
     /// A copy of this process's namespace, and in it these mounts, one after the other.
@@ -94,8 +99,11 @@ impl MountNamespace {
                     source,
                 })?;
             }
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-            open("/proc/thread-self/ns/mnt", flags, Mode::empty()).map(Self).map_err(namespace)
+            let open = |path: &str, how| open(path, how | OFlags::CLOEXEC, Mode::empty()).map_err(namespace);
+            Ok(Self {
+                namespace: open("/proc/thread-self/ns/mnt", OFlags::RDONLY)?,
+                root: open("/", OFlags::PATH | OFlags::DIRECTORY)?,
+            })
         };
         on_fresh_thread("mounts", furnish).map_err(MountError::Namespace)?
     }
@@ -105,9 +113,20 @@ fn namespace(errno: rustix::io::Errno) -> MountError {
     MountError::Namespace(errno.into())
 }
 
-impl AsFd for MountNamespace {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+impl MountNamespace {
+    /// Moves the calling process into it, which must have one thread and share nothing of its file system with others:
+    /// so it is after `clone`. Negative on failure, with errno set. It makes system calls and nothing else.
+    pub(crate) fn enter(&self) -> libc::c_int {
+        // SAFETY: takes no pointer but a literal.
+        unsafe {
+            if libc::setns(self.namespace.as_raw_fd(), libc::CLONE_NEWNS) < 0
+                || libc::fchdir(self.root.as_raw_fd()) < 0
+                || libc::chroot(c".".as_ptr()) < 0
+            {
+                return -1;
+            }
+        }
+        0
     }
 }
 

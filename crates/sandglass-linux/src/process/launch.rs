@@ -331,7 +331,7 @@ fn perform(step: &Step) -> libc::c_int {
     // SAFETY: every pointer is a NUL-terminated string or a live local, prepared by the parent.
     unsafe {
         match step {
-            Step::EnterMounts(namespace) => libc::setns(namespace.as_fd().as_raw_fd(), libc::CLONE_NEWNS),
+            Step::EnterMounts(namespace) => namespace.enter(),
             Step::JoinCgroup(path) => {
                 let fd = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
                 if fd < 0 {
