@@ -142,10 +142,13 @@ impl Leaf {
         let mut pids = BTreeSet::new();
         for folder in self.folders() {
             let file = folder.join("cgroup.procs");
-            let text = match fs_err::read_to_string(&file) {
+            // Not by `fs_err`, whose errors hide their number.
+            let text = match std::fs::read_to_string(&file) {
                 Ok(text) => text,
                 Err(error) if is_gone(&error) => continue,
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    return Err(io::Error::new(error.kind(), format!("{}: {error}", file.display())).into());
+                }
             };
             for line in text.lines() {
                 pids.insert(line.parse().map_err(|_| CgroupError::Malformed(file.clone()))?);

@@ -15,7 +15,8 @@ use super::wire::Connection;
 use super::{megabytes, millis};
 
 /// How long the machine may take to be as it was.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The store closes connections that it opened under load after a minute without use, and looks once a minute.
+const PATIENCE: Duration = Duration::from_secs(150);
 
 /// Between two looks at what there is. Twice the same is called stable.
 const INTERVAL: Duration = Duration::from_millis(500);
