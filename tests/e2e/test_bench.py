@@ -63,6 +63,7 @@ def test_idle():
     assert found["memory of serve (RSS)"][0] > 1 and found["memory of host (RSS)"][0] > 1
 
 
+@pytest.mark.timeout(300)
 def test_soak():
     found = samples(bench("soak", "--cycles", "20", "--parallel", "4"))
     assert len(found["create, run, kill"]) == 20
