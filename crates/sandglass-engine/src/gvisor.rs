@@ -644,11 +644,8 @@ impl Engine for GvisorEngine {
             Pace::Full => process::DEFAULT_TIMER_SLACK,
             Pace::Idle => IDLE_TIMER_SLACK,
         };
-        let failed = "set the pace";
-        for pid in self.leaf(id)?.processes().map_err(|error| step(failed, error))? {
-            process::set_timer_slack(pid, slack).map_err(|error| step(failed, error))?;
-        }
-        Ok(())
+        let leaf = self.leaf(id)?;
+        process::set_timer_slack(|| leaf.processes(), slack).map_err(|error| step("set the pace", error))
     }
 
     fn wait(&self, id: &SandboxId) -> Result<Exit, EngineError> {

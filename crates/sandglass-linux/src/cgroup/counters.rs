@@ -1,18 +1,29 @@
-//! The two forms in which the kernel writes its counters.
+//! What the kernel writes into the files of a group.
 
+use std::io;
 use std::path::Path;
 
 use super::CgroupError;
 
+/// The text of a file. A group can vanish between opening its file and reading it, which is `NotFound` as well.
+pub(super) fn text(file: &Path) -> io::Result<String> {
+    // Not by `fs_err`, whose errors hide their number.
+    std::fs::read_to_string(file).map_err(|error| {
+        let gone = error.raw_os_error() == Some(libc::ENODEV);
+        let kind = if gone { io::ErrorKind::NotFound } else { error.kind() };
+        io::Error::new(kind, format!("{}: {error}", file.display()))
+    })
+}
+
 /// A file that holds one number.
 pub(super) fn single(file: &Path) -> Result<u64, CgroupError> {
-    let text = fs_err::read_to_string(file)?;
+    let text = text(file)?;
     text.trim().parse().map_err(|_| CgroupError::Malformed(file.to_owned()))
 }
 
 /// A file that holds a line `key number` per counter ("flat keyed").
 pub(super) fn keyed(file: &Path, key: &str) -> Result<u64, CgroupError> {
-    let text = fs_err::read_to_string(file)?;
+    let text = text(file)?;
     value_of(&text, key).ok_or_else(|| CgroupError::Malformed(file.to_owned()))
 }
 

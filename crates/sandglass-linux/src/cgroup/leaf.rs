@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::counters::{keyed, single};
+use super::counters::{keyed, single, text};
 use super::{
     CgroupError, Cgroups, Hierarchy, MAX_DEPTH, Version, inherit_cpuset, make_folder, remove_folder,
 };
@@ -142,13 +142,10 @@ impl Leaf {
         let mut pids = BTreeSet::new();
         for folder in self.folders() {
             let file = folder.join("cgroup.procs");
-            // Not by `fs_err`, whose errors hide their number.
-            let text = match std::fs::read_to_string(&file) {
+            let text = match text(&file) {
                 Ok(text) => text,
-                Err(error) if is_gone(&error) => continue,
-                Err(error) => {
-                    return Err(io::Error::new(error.kind(), format!("{}: {error}", file.display())).into());
-                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error.into()),
             };
             for line in text.lines() {
                 pids.insert(line.parse().map_err(|_| CgroupError::Malformed(file.clone()))?);
@@ -184,9 +181,4 @@ fn or_missing(value: Result<u64, CgroupError>, otherwise: u64) -> Result<u64, Cg
         Err(CgroupError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(otherwise),
         value => value,
     }
-}
-
-/// A group can vanish between opening its file and reading it, which is ENODEV.
-fn is_gone(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }

@@ -12,20 +12,25 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// What every process starts with.
 pub const DEFAULT_TIMER_SLACK: Duration = Duration::from_micros(50);
 
-/// Looks at a process's threads before it is taken that it starts threads faster than they can be found.
+/// Looks at what there is before it is taken that new ones are started faster than they can be found.
 const PASSES: u32 = 10;
 
-/// Sets how late the kernel may wake the threads of a process, and all that they start from now on, so that it can wake
+/// Sets how late the kernel may wake the threads of processes, and all that they start from now on, so that it can wake
 /// many together: `PR_SET_TIMERSLACK` in prctl(2), `timerslack_ns` in proc(5). A process that is gone is no error.
 ///
-/// Needs `CAP_SYS_NICE` over the process.
+/// `processes` lists them, and is asked until it names none that is new: what was started meanwhile has the old slack.
+/// Needs `CAP_SYS_NICE` over the processes.
 ///
 /// # Errors
-/// The kernel refused.
-pub fn set_timer_slack(pid: i32, slack: Duration) -> io::Result<()> {
+/// `processes` failed, or the kernel refused.
+pub fn set_timer_slack<E: From<io::Error>>(
+    processes: impl Fn() -> Result<Vec<i32>, E>,
+    slack: Duration,
+) -> Result<(), E> {
     let text = slack.as_nanos().to_string();
     // Only the main folder of a process has this file, but every thread has such a folder under its own number.
-    for_each_thread(pid, |thread| fs::write(format!("/proc/{thread}/timerslack_ns"), &text))
+    let set = |thread| fs::write(format!("/proc/{thread}/timerslack_ns"), &text);
+    for_each(|| Ok(processes()?.into_iter().collect()), |process| Ok(for_each_thread(process, set)?))
 }
 
 /// Processors that a process may run on.
@@ -77,17 +82,20 @@ impl Cpus {
 
 fn for_each_thread(pid: i32, set: impl Fn(i32) -> io::Result<()>) -> io::Result<()> {
     let tasks = format!("/proc/{pid}/task");
+    for_each(|| threads(Path::new(&tasks)), |thread| gone_is_fine(set(thread)).map(drop))
+}
+
+/// Does something to each that `list` finds, until it finds no new one: a new thread or process takes after the one that
+/// started it, which may have been as before a moment ago.
+fn for_each<E>(list: impl Fn() -> Result<BTreeSet<i32>, E>, act: impl Fn(i32) -> Result<(), E>) -> Result<(), E> {
     let mut done = BTreeSet::new();
-    // A new thread takes after the one that started it, which may have been an old one a moment ago.
     for _ in 0..PASSES {
-        let found = threads(Path::new(&tasks))?;
+        let found = list()?;
         let mut new = found.difference(&done).peekable();
         if new.peek().is_none() {
             break;
         }
-        for &thread in new {
-            gone_is_fine(set(thread))?;
-        }
+        new.try_for_each(|&one| act(one))?;
         done = found;
     }
     Ok(())
@@ -115,6 +123,7 @@ fn gone_is_fine<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::{Cell, RefCell};
     use std::io::Read as _;
 
     use super::*;
@@ -130,14 +139,33 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(move || stopped.recv());
             for slack in [Duration::from_millis(7), DEFAULT_TIMER_SLACK] {
-                set_timer_slack(std::process::id().try_into().unwrap(), slack).unwrap();
+                let own = || io::Result::Ok(vec![std::process::id().try_into().unwrap(), i32::MAX]);
+                set_timer_slack(own, slack).unwrap();
                 let all = threads(Path::new("/proc/self/task")).unwrap();
                 assert!(all.len() >= 2, "{all:?}");
                 assert!(all.iter().all(|thread| slack_of(thread) == slack), "{all:?}");
             }
             drop(stop);
         });
-        set_timer_slack(i32::MAX, DEFAULT_TIMER_SLACK).unwrap();
+    }
+
+    #[test]
+    fn what_is_started_while_others_are_set_is_set_as_well() {
+        // The second starts a third, once.
+        let (there, set) = (RefCell::new(BTreeSet::from([1, 2])), RefCell::new(Vec::new()));
+        let act = |one| {
+            set.borrow_mut().push(one);
+            if one == 2 {
+                there.borrow_mut().insert(3);
+            }
+            io::Result::Ok(())
+        };
+        for_each(|| Ok(there.borrow().clone()), act).unwrap();
+        assert_eq!(*set.borrow(), [1, 2, 3]);
+        // One that always starts others ends nevertheless.
+        let count = Cell::new(0);
+        let more = || io::Result::Ok((0..=count.get()).collect());
+        for_each(more, |_| Ok(count.set(count.get() + 1))).unwrap();
     }
 
     #[test]
