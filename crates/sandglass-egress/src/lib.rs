@@ -7,7 +7,9 @@
 
 pub mod bindings;
 pub mod dns;
+pub mod enforcer;
 pub mod http;
 pub mod policy;
 pub mod receipt;
+pub mod resolver;
 pub mod tls;

@@ -37,7 +37,13 @@ pub struct Receipt {
     /// The name that the sandbox resolved, or wanted to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Text>,
-    /// The address that was connected to, or told.
+    /// The type of the record that DNS was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<Text>,
+    /// The addresses that DNS told, or would have told but for the rule.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub answer: Vec<IpAddr>,
+    /// The address that was connected to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
     /// The port that was connected to.
@@ -54,6 +60,13 @@ pub struct Receipt {
     pub sent: u64,
     /// Bytes that came in.
     pub received: u64,
+    /// How many receipts there would have been between this one and the one before it, had there been room for them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lost: u64,
+}
+
+const fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// What a receipt is about.

@@ -12,6 +12,8 @@ fn receipt(name: &[u8], sent: u64) -> Receipt {
         generation: Generation::FIRST,
         kind: Kind::Connection,
         name: Some(Text::new(name)),
+        record: None,
+        answer: Vec::new(),
         address: Some("93.184.216.34".parse().unwrap()),
         port: Some(Port::HTTPS),
         shown: None,
@@ -19,6 +21,7 @@ fn receipt(name: &[u8], sent: u64) -> Receipt {
         outcome: Outcome::Allowed,
         sent,
         received: 7,
+        lost: 0,
     }
 }
 

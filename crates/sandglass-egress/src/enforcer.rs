@@ -1,0 +1,211 @@
+//! The policy of one running sandbox, enforced: every answer of DNS and every connection out of it passes here.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sandglass_types::net::Hostname;
+use sandglass_types::{Clock, Generation, SandboxId};
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::sync::watch;
+
+use crate::bindings::{Bindings, Hold, SavedBindings};
+use crate::dns;
+use crate::policy::{Effective, Question, Verdict, decide};
+use crate::receipt::{Chain, Head, Kind, Outcome, Receipt, Text};
+use crate::resolver::Resolve;
+
+/// Where the lines of receipts go: append-only, one per sandbox.
+pub trait Ledger: fmt::Debug + Send + Sync {
+    /// Takes the next line, without its line feed. It must not block.
+    ///
+    /// # Errors
+    /// There is no room for it now. The line is not in the ledger, and the next one that is will say so.
+    fn append(&self, line: String) -> Result<(), NoRoom>;
+}
+
+/// A ledger has no room for a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the ledger has no room")]
+pub struct NoRoom;
+
+/// What an [`Enforcer`] is made of.
+#[derive(Debug)]
+pub struct Settings {
+    /// The sandbox.
+    pub sandbox: SandboxId,
+    /// Which life of it this is.
+    pub generation: Generation,
+    /// What may leave it.
+    pub policy: Effective,
+    /// What it resolved in an earlier life, or before the server was restarted. What `policy` does not allow ends here.
+    pub bindings: SavedBindings,
+    /// Where its receipts ended; `None` if it has none yet.
+    pub head: Option<Head>,
+    /// Where its receipts go.
+    pub ledger: Arc<dyn Ledger>,
+    /// What is asked about names that it may ask about.
+    pub resolver: Arc<dyn Resolve>,
+    /// What time it is.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// Enforces the policy of one running sandbox.
+#[derive(Debug)]
+pub struct Enforcer {
+    generation: Generation,
+    policy: watch::Sender<Arc<Effective>>,
+    bindings: Mutex<Bindings>,
+    receipts: Mutex<Receipts>,
+    clock: Arc<dyn Clock>,
+}
+
+#[derive(Debug)]
+struct Receipts {
+    chain: Chain,
+    ledger: Arc<dyn Ledger>,
+    /// How many the ledger did not take since the last one that it took.
+    lost: u64,
+}
+
+impl Enforcer {
+    /// Takes up its work. Nothing passes before one of its `serve` methods runs.
+    #[must_use]
+    pub fn new(settings: Settings) -> Arc<Self> {
+        let Settings { sandbox, generation, policy, bindings, head, ledger, resolver: _, clock } = settings;
+        let mut bindings = Bindings::restore(&bindings, clock.now());
+        bindings.prune(&policy);
+        let chain = match head {
+            Some(head) => Chain::resume(sandbox, head),
+            None => Chain::begin(sandbox),
+        };
+        Arc::new(Self {
+            generation,
+            policy: watch::Sender::new(Arc::new(policy)),
+            bindings: Mutex::new(bindings),
+            receipts: Mutex::new(Receipts { chain, ledger, lost: 0 }),
+            clock,
+        })
+    }
+
+    /// The policy in force, and each that follows. A flow watches it, decides again when it changes, and ends if it may
+    /// not go on.
+    #[must_use]
+    pub fn policy(&self) -> watch::Receiver<Arc<Effective>> {
+        self.policy.subscribe()
+    }
+
+    /// Puts another policy in force. What was resolved and is not allowed any more is forgotten.
+    pub fn set_policy(&self, policy: Effective) {
+        let policy = Arc::new(policy);
+        // In this order, and `bind` in the other: what is bound by the old policy is there when it is pruned.
+        self.policy.send_replace(Arc::clone(&policy));
+        self.bindings().prune(&policy);
+    }
+
+    /// Decides by the policy in force.
+    #[must_use]
+    pub fn decide(&self, question: Question<'_>) -> Verdict {
+        let policy = Arc::clone(&self.policy.borrow());
+        decide(&policy, question)
+    }
+
+    /// The names that are bound to an address now, for [`crate::policy::Connection::bound`].
+    #[must_use]
+    pub fn names_of(&self, address: IpAddr) -> Vec<Hostname> {
+        self.bindings().names(self.clock.now(), address)
+    }
+
+    /// Keeps the binding of [`crate::policy::Grant::name`] to the flow's address for as long as the flow uses it. `None`
+    /// if there is no such binding any more: the flow must not go on by that name.
+    #[must_use]
+    pub fn hold(self: &Arc<Self>, address: IpAddr, name: &Hostname) -> Option<Held> {
+        let hold = self.bindings().hold(self.clock.now(), address, name)?;
+        Some(Held { enforcer: Arc::clone(self), hold })
+    }
+
+    /// A receipt of what was decided just now, to be completed and given to [`Self::record`] once it is known how it went.
+    #[must_use]
+    pub fn receipt(&self, kind: Kind, verdict: &Verdict) -> Receipt {
+        Receipt {
+            time: self.clock.now(),
+            generation: self.generation,
+            kind,
+            name: None,
+            record: None,
+            answer: Vec::new(),
+            address: None,
+            port: None,
+            shown: None,
+            rule: Text::new(verdict.rule().as_bytes()),
+            outcome: Outcome::from(verdict),
+            sent: 0,
+            received: 0,
+            lost: 0,
+        }
+    }
+
+    /// Writes a receipt down, as the next of the sandbox's chain.
+    pub fn record(&self, receipt: Receipt) {
+        let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut chain = receipts.chain.clone();
+        let taken = match chain.append(Receipt { lost: receipts.lost, ..receipt }) {
+            Ok(line) => receipts.ledger.append(line).is_ok(),
+            Err(error) => {
+                tracing::error!(%error, "a receipt could not be written");
+                false
+            }
+        };
+        if taken {
+            receipts.chain = chain;
+            receipts.lost = 0;
+        } else {
+            receipts.lost = receipts.lost.saturating_add(1);
+        }
+    }
+
+    /// Where the receipts end now: kept elsewhere, it shows whether lines are missing at the end.
+    #[must_use]
+    pub fn head(&self) -> Head {
+        self.receipts.lock().unwrap_or_else(PoisonError::into_inner).chain.head().clone()
+    }
+
+    /// What travels with the sandbox when it is paused or forked.
+    #[must_use]
+    pub fn save_bindings(&self) -> SavedBindings {
+        self.bindings().save(self.clock.now())
+    }
+
+    /// Answers DNS on the sockets of the sandbox's airlock, until one of them fails. Dropping the future closes both and
+    /// all connections.
+    ///
+    /// # Errors
+    /// A socket failed. No DNS is answered any more.
+    pub async fn serve_dns(self: Arc<Self>, udp: UdpSocket, tcp: TcpListener) -> io::Result<Infallible> {
+        let ended = || io::Error::other("DNS is not answered any more");
+        tokio::select! {
+            outcome = dns::serve_udp(udp) => outcome.and_then(|()| Err(ended())),
+            outcome = dns::serve_tcp(tcp) => outcome.and_then(|()| Err(ended())),
+        }
+    }
+
+    fn bindings(&self) -> MutexGuard<'_, Bindings> {
+        self.bindings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A flow's claim on a binding; it ends when this is dropped.
+#[derive(Debug)]
+#[must_use = "the binding is kept only while this is"]
+pub struct Held {
+    enforcer: Arc<Enforcer>,
+    hold: Hold,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.enforcer.bindings().release(&self.hold);
+    }
+}
