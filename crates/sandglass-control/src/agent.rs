@@ -1,17 +1,21 @@
 //! Bringing up the agent of one sandbox: its byte stream, its identity, its airlock's listeners.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt as _;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use sandglass_egress::dns;
+use sandglass_egress::bindings::SavedBindings;
+use sandglass_egress::enforcer::{Enforcer, Ledger, NoRoom, Settings};
+use sandglass_egress::policy::Effective;
+use sandglass_egress::resolver::FixedNames;
 use sandglass_engine::engine::{AirlockSocket, SessionEnds};
 use sandglass_engine::host::Host;
 use sandglass_proto::control::{Configure, FromAgent, REVISION, ToAgent};
 use sandglass_proto::session::{Epoch, Session};
 use sandglass_store::SandboxRow;
-use sandglass_types::{Error, SandboxId};
+use sandglass_types::{Error, Generation, SandboxId, SystemClock};
 use tokio::net::unix::pipe;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::time::timeout;
@@ -154,15 +158,38 @@ pub(crate) async fn guard_airlock(
     let tcp = std::net::TcpListener::from(tcp);
     tcp.set_nonblocking(true).map_err(io)?;
     let tcp = TcpListener::from_std(tcp).map_err(io)?;
+    let enforcer = sealed(id);
     let (id, gone) = (id.clone(), gone.clone());
     tasks.spawn(async move {
         tokio::select! {
             () = gone.cancelled() => {}
-            outcome = dns::serve_udp(udp) => tracing::error!(sandbox = %id, ?outcome, "DNS over UDP ended"),
-            outcome = dns::serve_tcp(tcp) => tracing::error!(sandbox = %id, ?outcome, "DNS over TCP ended"),
+            outcome = enforcer.serve_dns(udp, tcp) => tracing::error!(sandbox = %id, ?outcome, "DNS ended"),
         }
     });
     Ok(())
+}
+
+/// Lets nothing leave, asks nobody about names, and keeps no receipts.
+fn sealed(id: &SandboxId) -> Arc<Enforcer> {
+    Enforcer::new(Settings {
+        sandbox: id.clone(),
+        generation: Generation::FIRST,
+        policy: Effective::sealed(),
+        bindings: SavedBindings::default(),
+        head: None,
+        ledger: Arc::new(Unkept),
+        resolver: Arc::new(FixedNames::default()),
+        clock: Arc::new(SystemClock),
+    })
+}
+
+#[derive(Debug)]
+struct Unkept;
+
+impl Ledger for Unkept {
+    fn append(&self, _: String) -> Result<(), NoRoom> {
+        Err(NoRoom)
+    }
 }
 
 #[cfg(test)]

@@ -1,68 +1,120 @@
 //! DNS as the guest sees it: every query that it sends anywhere is answered here.
 //!
-//! No name that is refused is ever given to a resolver, so a name can't carry data out.
+//! No name that is refused is ever given to a resolver, so a name can't carry data out. Of an allowed one, the sandbox is
+//! told only addresses that it may connect to, and each of them is bound to the name before it is told.
+//!
+//! A sandbox that asks too much is answered later, not in another way: what waits fills its own sockets, and no memory.
 
+mod lookups;
+mod message;
+mod pace;
+
+use std::convert::Infallible;
 use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
-use hickory_proto::rr::RecordType;
+use sandglass_types::net::Hostname;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
-use crate::policy::{Effective, Question, Record, decide};
-use sandglass_types::net::Hostname;
+pub(crate) use self::lookups::Lookups;
+use self::message::{Answer, Asked, MAX_QUERY, read};
+pub(crate) use self::pace::Pace;
+use crate::enforcer::{Enforcer, Untold};
+use crate::policy::{Question, Record};
+use crate::receipt::{Kind, Receipt, Text};
+use crate::resolver::ResolveError;
 
-/// The longest query that is read, in bytes. One question with the longest name and an OPT record needs 300.
-const MAX_QUERY: usize = 1232;
+/// Queries over UDP that one sandbox may have under way. The next one is not read before one of them is answered.
+const MAX_QUERIES: usize = 64;
 
-/// Connections for DNS over TCP that one sandbox may hold; one more is closed at once.
+/// Connections for DNS over TCP that one sandbox may hold, with one query at a time each; one more is closed at once.
 const MAX_CONNECTIONS: usize = 8;
+
+/// How often one sandbox is answered, and how often at once after a silence. Starting a large program asks for some
+/// hundred names.
+const ANSWERS: (Duration, u32) = (Duration::from_millis(5), 500);
+
+/// How often a refusal is written down; others are counted.
+const REFUSALS: (Duration, u32) = (Duration::from_millis(100), 1000);
 
 /// How long a connection may take to send a query, or to take the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The answer to the bytes of one query, or `None` if they deserve none: a response, or too short to have an id.
-#[must_use]
-pub fn answer(query: &[u8]) -> Option<Vec<u8>> {
-    let id = u16::from_be_bytes(query.first_chunk().copied()?);
-    let response = match Message::from_vec(query) {
-        Ok(message) if message.metadata.message_type == MessageType::Response => return None,
-        Ok(message) => respond(&message),
-        Err(_malformed) => Message::error_msg(id, OpCode::Query, ResponseCode::FormErr),
-    };
-    response.to_vec().ok()
+/// How long to wait after a connection could not be accepted.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// The pace at which one sandbox is answered.
+pub(crate) fn answers() -> Pace {
+    Pace::new(ANSWERS.0, ANSWERS.1)
 }
 
-fn respond(query: &Message) -> Message {
-    let metadata = query.metadata;
-    let code = match (metadata.op_code, query.queries.as_slice()) {
-        (OpCode::Query, [question]) => decide_question(question),
-        (OpCode::Query, _) => ResponseCode::FormErr,
-        _ => ResponseCode::NotImp,
-    };
-    let mut response = Message::error_msg(metadata.id, metadata.op_code, code);
-    response.metadata.recursion_desired = metadata.recursion_desired;
-    response.metadata.recursion_available = true;
-    response.queries.clone_from(&query.queries);
-    response
+/// The pace at which its refusals are written down.
+pub(crate) fn refusals() -> Pace {
+    Pace::new(REFUSALS.0, REFUSALS.1)
 }
 
-fn decide_question(question: &Query) -> ResponseCode {
-    let record = match question.query_type() {
-        RecordType::A => Record::A,
-        RecordType::AAAA => Record::Aaaa,
-        RecordType::HTTPS | RecordType::SVCB => Record::Service,
-        other => Record::Other(other.into()),
-    };
-    match Hostname::from_labels(question.name().iter()) {
-        Ok(name) if decide(&Effective::sealed(), Question::Dns { name: &name, record }).is_allowed() => {
-            // There is no resolver to ask yet.
-            ResponseCode::ServFail
+/// The answer to the bytes of one query, or `None` if they deserve none.
+async fn answer(enforcer: &Enforcer, query: &[u8]) -> Option<Vec<u8>> {
+    let asked = match read(query)? {
+        Ok(asked) => asked,
+        Err(error) => {
+            enforcer.record_dns(enforcer.refusal(Kind::Dns, "always/malformed"));
+            return Some(error);
         }
-        _ => ResponseCode::Refused,
+    };
+    let (receipt, answer) = decide(enforcer, &asked).await;
+    enforcer.record_dns(Receipt {
+        name: Some(Text::new(&asked.shown_name())),
+        record: Some(Text::new(asked.shown_record().as_bytes())),
+        ..receipt
+    });
+    Some(asked.answer(&answer))
+}
+
+async fn decide(enforcer: &Enforcer, asked: &Asked) -> (Receipt, Answer) {
+    let refused = |rule| (enforcer.refusal(Kind::Dns, rule), Answer::Refused);
+    let Ok(name) = asked.name() else { return refused("always/name") };
+    let Some(record) = asked.record() else { return refused("always/class") };
+    let verdict = enforcer.decide(Question::Dns { name: &name, record });
+    let receipt = enforcer.receipt(Kind::Dns, &verdict);
+    match record {
+        _ if !verdict.is_allowed() => (receipt, Answer::Refused),
+        Record::A => addresses(enforcer, &name, receipt).await,
+        // Nothing inside routes IPv6; and without a record of the service, nobody learns how to hide the name in TLS.
+        Record::Aaaa | Record::Service | Record::Other(_) => (receipt, Answer::Nothing),
+    }
+}
+
+async fn addresses(enforcer: &Enforcer, name: &Hostname, receipt: Receipt) -> (Receipt, Answer) {
+    let resolved = match enforcer.resolve(name).await {
+        Ok(resolved) if resolved.addresses.is_empty() => return (receipt, Answer::Nothing),
+        Ok(resolved) => resolved,
+        Err(ResolveError::NoSuchName) => return (receipt, Answer::NoSuchName),
+        Err(error @ ResolveError::Failed(_)) => {
+            tracing::debug!(%name, %error, "an allowed name could not be resolved");
+            return (receipt, Answer::Failed);
+        }
+    };
+    let listed = |addresses: &[_]| addresses.iter().copied().map(IpAddr::V4).collect();
+    match enforcer.tell(name, &resolved) {
+        Ok((verdict, told)) => {
+            let receipt = Receipt { answer: listed(&told), ..enforcer.receipt(Kind::Dns, &verdict) };
+            // Longer than any client believes is clipped later.
+            let ttl = u32::try_from(resolved.ttl.as_secs()).unwrap_or(u32::MAX);
+            (receipt, Answer::Addresses(told, ttl))
+        }
+        Err(untold) => {
+            let receipt = match untold {
+                Untold::Denied(verdict) => enforcer.receipt(Kind::Dns, &verdict),
+                Untold::Full => enforcer.refusal(Kind::Dns, "limit/bindings"),
+            };
+            (Receipt { answer: listed(&resolved.addresses), ..receipt }, Answer::Refused)
+        }
     }
 }
 
@@ -70,34 +122,51 @@ fn decide_question(question: &Query) -> ResponseCode {
 ///
 /// # Errors
 /// The socket failed.
-pub async fn serve_udp(socket: UdpSocket) -> io::Result<()> {
+pub(crate) async fn serve_udp(enforcer: &Arc<Enforcer>, socket: UdpSocket) -> io::Result<Infallible> {
+    let socket = Arc::new(socket);
+    let mut answers = JoinSet::new();
     let mut buffer = [0; MAX_QUERY];
     loop {
+        while answers.try_join_next().is_some() {}
+        if answers.len() >= MAX_QUERIES {
+            answers.join_next().await;
+        }
+        enforcer.pace_dns().await;
         let (len, from) = match socket.recv_from(&mut buffer).await {
             // The guest can make the kernel report its own unreachable ports here.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
             received => received?,
         };
-        if let Some(response) = answer(&buffer[..len]) {
-            // One lost answer is what UDP is like; the guest asks again.
-            let _sent = socket.try_send_to(&response, from);
-        }
+        let query = buffer.get(..len).unwrap_or_default().to_vec();
+        let (enforcer, socket) = (Arc::clone(enforcer), Arc::clone(&socket));
+        answers.spawn(async move {
+            if let Some(answer) = answer(&enforcer, &query).await {
+                // One lost answer is what UDP is like; the guest asks again.
+                let _sent = socket.try_send_to(&answer, from);
+            }
+        });
     }
 }
 
-/// Answers the connections that arrive on a listener of the airlock, until it fails. Dropping the future closes
-/// the listener and all connections.
-///
-/// # Errors
-/// The listener failed.
-pub async fn serve_tcp(listener: TcpListener) -> io::Result<()> {
+/// Answers the connections that arrive on a listener of the airlock. Dropping the future closes the listener and all
+/// connections.
+pub(crate) async fn serve_tcp(enforcer: &Arc<Enforcer>, listener: TcpListener) -> Infallible {
     let mut connections = JoinSet::new();
     loop {
-        let (connection, _) = listener.accept().await?;
+        let connection = match listener.accept().await {
+            Ok((connection, _)) => connection,
+            Err(error) => {
+                // A shortage of descriptors or memory, most likely. It passes, and DNS is there again.
+                tracing::warn!(%error, "a DNS connection was not accepted");
+                sleep(RETRY).await;
+                continue;
+            }
+        };
         while connections.try_join_next().is_some() {}
         if connections.len() < MAX_CONNECTIONS {
+            let enforcer = Arc::clone(enforcer);
             connections.spawn(async move {
-                if let Err(error) = serve_connection(connection).await {
+                if let Err(error) = serve_connection(&enforcer, connection).await {
                     tracing::trace!(%error, "a DNS connection ended");
                 }
             });
@@ -105,13 +174,14 @@ pub async fn serve_tcp(listener: TcpListener) -> io::Result<()> {
     }
 }
 
-async fn serve_connection(mut connection: TcpStream) -> io::Result<()> {
+async fn serve_connection(enforcer: &Enforcer, mut connection: TcpStream) -> io::Result<()> {
     let mut buffer = [0; MAX_QUERY];
     loop {
         let len = usize::from(timeout(PATIENCE, connection.read_u16()).await??);
         let Some(query) = buffer.get_mut(..len) else { return Ok(()) };
         timeout(PATIENCE, connection.read_exact(query)).await??;
-        let Some(response) = answer(query) else { return Ok(()) };
+        enforcer.pace_dns().await;
+        let Some(response) = answer(enforcer, query).await else { return Ok(()) };
         let Ok(len) = u16::try_from(response.len()) else { return Ok(()) };
         let framed = [&len.to_be_bytes()[..], &response].concat();
         timeout(PATIENCE, connection.write_all(&framed)).await??;
@@ -119,71 +189,4 @@ async fn serve_connection(mut connection: TcpStream) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::Ipv4Addr;
-
-    use hickory_proto::rr::Name;
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn query(name: &str, record: RecordType) -> Vec<u8> {
-        let mut message = Message::query();
-        message.add_query(Query::query(Name::from_ascii(name).unwrap(), record));
-        message.to_vec().unwrap()
-    }
-
-    #[test]
-    fn every_name_is_refused_with_the_question_repeated() {
-        for record in [RecordType::A, RecordType::AAAA, RecordType::TXT, RecordType::ANY, RecordType::HTTPS] {
-            let bytes = query("example.com.", record);
-            let response = Message::from_vec(&answer(&bytes).unwrap()).unwrap();
-            assert_eq!(response.metadata.response_code, ResponseCode::Refused);
-            assert_eq!(response.metadata.id, Message::from_vec(&bytes).unwrap().metadata.id);
-            assert_eq!(response.queries[0].name().to_ascii(), "example.com.");
-            assert!(response.answers.is_empty());
-        }
-    }
-
-    #[test]
-    fn malformed_queries_get_an_error_and_responses_get_silence() {
-        let mut cut = query("example.com.", RecordType::A);
-        cut.truncate(20);
-        let response = Message::from_vec(&answer(&cut).unwrap()).unwrap();
-        assert_eq!(response.metadata.response_code, ResponseCode::FormErr);
-        assert_eq!(answer(&[7]), None);
-        let response = Message::error_msg(1, OpCode::Query, ResponseCode::NoError).to_vec().unwrap();
-        assert_eq!(answer(&response), None, "answering responses would let two servers talk for ever");
-    }
-
-    proptest! {
-        #[test]
-        fn no_bytes_make_it_panic_or_amplify(bytes in proptest::collection::vec(any::<u8>(), 0..MAX_QUERY)) {
-            if let Some(response) = answer(&bytes) {
-                prop_assert!(response.len() <= bytes.len().max(12));
-                prop_assert_eq!(&response[..2], &bytes[..2]);
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn tcp_answers_and_bounds_connections() {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let mut server = JoinSet::new();
-        server.spawn(serve_tcp(listener));
-        let bytes = query("example.com.", RecordType::A);
-        let framed = [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], &bytes].concat();
-        let mut held = Vec::new();
-        for _ in 0..MAX_CONNECTIONS {
-            let mut connection = TcpStream::connect(address).await.unwrap();
-            connection.write_all(&framed).await.unwrap();
-            let len = connection.read_u16().await.unwrap();
-            let mut response = vec![0; usize::from(len)];
-            connection.read_exact(&mut response).await.unwrap();
-            held.push(connection);
-        }
-        let mut refused = TcpStream::connect(address).await.unwrap();
-        assert!(matches!(refused.read(&mut [0]).await, Ok(0) | Err(_)));
-    }
-}
+mod tests;

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sandglass_types::net::Hostname;
@@ -11,11 +11,11 @@ use sandglass_types::{Clock, Generation, SandboxId};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
 
-use crate::bindings::{Bindings, Hold, SavedBindings};
-use crate::dns;
-use crate::policy::{Effective, Question, Verdict, decide};
+use crate::bindings::{Bindings, Full, Hold, SavedBindings};
+use crate::dns::{self, Lookups, Pace};
+use crate::policy::{Effective, Question, Record, Verdict, decide};
 use crate::receipt::{Chain, Head, Kind, Outcome, Receipt, Text};
-use crate::resolver::Resolve;
+use crate::resolver::{MAX_ADDRESSES, Resolve, ResolveError, Resolved};
 
 /// Where the lines of receipts go: append-only, one per sandbox.
 pub trait Ledger: fmt::Debug + Send + Sync {
@@ -59,6 +59,9 @@ pub struct Enforcer {
     policy: watch::Sender<Arc<Effective>>,
     bindings: Mutex<Bindings>,
     receipts: Mutex<Receipts>,
+    lookups: Lookups,
+    dns_pace: Pace,
+    dns_refusals: Pace,
     clock: Arc<dyn Clock>,
 }
 
@@ -74,7 +77,7 @@ impl Enforcer {
     /// Takes up its work. Nothing passes before one of its `serve` methods runs.
     #[must_use]
     pub fn new(settings: Settings) -> Arc<Self> {
-        let Settings { sandbox, generation, policy, bindings, head, ledger, resolver: _, clock } = settings;
+        let Settings { sandbox, generation, policy, bindings, head, ledger, resolver, clock } = settings;
         let mut bindings = Bindings::restore(&bindings, clock.now());
         bindings.prune(&policy);
         let chain = match head {
@@ -86,6 +89,9 @@ impl Enforcer {
             policy: watch::Sender::new(Arc::new(policy)),
             bindings: Mutex::new(bindings),
             receipts: Mutex::new(Receipts { chain, ledger, lost: 0 }),
+            lookups: Lookups::new(resolver),
+            dns_pace: dns::answers(),
+            dns_refusals: dns::refusals(),
             clock,
         })
     }
@@ -100,7 +106,7 @@ impl Enforcer {
     /// Puts another policy in force. What was resolved and is not allowed any more is forgotten.
     pub fn set_policy(&self, policy: Effective) {
         let policy = Arc::new(policy);
-        // In this order, and `bind` in the other: what is bound by the old policy is there when it is pruned.
+        // In this order: who holds the bindings reads the policy afterwards, so what the old one bound is pruned here.
         self.policy.send_replace(Arc::clone(&policy));
         self.bindings().prune(&policy);
     }
@@ -129,6 +135,17 @@ impl Enforcer {
     /// A receipt of what was decided just now, to be completed and given to [`Self::record`] once it is known how it went.
     #[must_use]
     pub fn receipt(&self, kind: Kind, verdict: &Verdict) -> Receipt {
+        self.decided(kind, &verdict.rule(), Outcome::from(verdict))
+    }
+
+    /// A receipt of what was refused just now without asking the policy: `rule` is `always/…` for what can't be allowed,
+    /// or `limit/…` for what was too much.
+    #[must_use]
+    pub fn refusal(&self, kind: Kind, rule: &str) -> Receipt {
+        self.decided(kind, rule, Outcome::Denied)
+    }
+
+    fn decided(&self, kind: Kind, rule: &str, outcome: Outcome) -> Receipt {
         Receipt {
             time: self.clock.now(),
             generation: self.generation,
@@ -139,8 +156,8 @@ impl Enforcer {
             address: None,
             port: None,
             shown: None,
-            rule: Text::new(verdict.rule().as_bytes()),
-            outcome: Outcome::from(verdict),
+            rule: Text::new(rule.as_bytes()),
+            outcome,
             sent: 0,
             received: 0,
             lost: 0,
@@ -149,7 +166,7 @@ impl Enforcer {
 
     /// Writes a receipt down, as the next of the sandbox's chain.
     pub fn record(&self, receipt: Receipt) {
-        let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut receipts = self.receipts();
         let mut chain = receipts.chain.clone();
         let taken = match chain.append(Receipt { lost: receipts.lost, ..receipt }) {
             Ok(line) => receipts.ledger.append(line).is_ok(),
@@ -166,10 +183,16 @@ impl Enforcer {
         }
     }
 
+    /// Counts a receipt without writing it, since there are too many: the next that is written says so.
+    pub fn leave_out(&self) {
+        let mut receipts = self.receipts();
+        receipts.lost = receipts.lost.saturating_add(1);
+    }
+
     /// Where the receipts end now: kept elsewhere, it shows whether lines are missing at the end.
     #[must_use]
     pub fn head(&self) -> Head {
-        self.receipts.lock().unwrap_or_else(PoisonError::into_inner).chain.head().clone()
+        self.receipts().chain.head().clone()
     }
 
     /// What travels with the sandbox when it is paused or forked.
@@ -184,16 +207,81 @@ impl Enforcer {
     /// # Errors
     /// A socket failed. No DNS is answered any more.
     pub async fn serve_dns(self: Arc<Self>, udp: UdpSocket, tcp: TcpListener) -> io::Result<Infallible> {
-        let ended = || io::Error::other("DNS is not answered any more");
         tokio::select! {
-            outcome = dns::serve_udp(udp) => outcome.and_then(|()| Err(ended())),
-            outcome = dns::serve_tcp(tcp) => outcome.and_then(|()| Err(ended())),
+            outcome = dns::serve_udp(&self, udp) => outcome,
+            never = dns::serve_tcp(&self, tcp) => match never {},
         }
+    }
+
+    /// Waits until the sandbox may be answered once more.
+    pub(crate) async fn pace_dns(&self) {
+        self.dns_pace.pass().await;
+    }
+
+    /// Writes down what DNS answered. Of many refusals some are only counted, so that a sandbox can't push out of the
+    /// ledger what it did before.
+    pub(crate) fn record_dns(&self, receipt: Receipt) {
+        if receipt.outcome == Outcome::Allowed || self.dns_refusals.try_pass() {
+            self.record(receipt);
+        } else {
+            self.leave_out();
+        }
+    }
+
+    /// What the resolver says about a name that may be asked for, and no more of it than fits in an answer.
+    pub(crate) async fn resolve(&self, name: &Hostname) -> Result<Resolved, ResolveError> {
+        let mut found = self.lookups.resolve(name).await?;
+        found.addresses.truncate(MAX_ADDRESSES);
+        Ok(found)
+    }
+
+    /// Binds those addresses of a name that the sandbox may be told, by the policy in force: it may be another one than
+    /// when the resolver was asked.
+    ///
+    /// # Errors
+    /// None of them may be told.
+    pub(crate) fn tell(&self, name: &Hostname, found: &Resolved) -> Result<(Verdict, Vec<Ipv4Addr>), Untold> {
+        let mut bindings = self.bindings();
+        let policy = Arc::clone(&self.policy.borrow());
+        let mut verdict = decide(&policy, Question::Dns { name, record: Record::A });
+        if !verdict.is_allowed() {
+            return Err(Untold::Denied(verdict));
+        }
+        let mut told = Vec::new();
+        for address in &found.addresses {
+            let answer = decide(&policy, Question::Answer { name, address: IpAddr::V4(*address) });
+            let allowed = answer.is_allowed();
+            if told.is_empty() {
+                verdict = answer;
+            }
+            if allowed {
+                told.push(*address);
+            }
+        }
+        if told.is_empty() {
+            return Err(Untold::Denied(verdict));
+        }
+        let addresses = told.iter().copied().map(IpAddr::V4);
+        bindings.bind(self.clock.now(), name, addresses, found.ttl).map_err(|Full| Untold::Full)?;
+        Ok((verdict, told))
+    }
+
+    fn receipts(&self) -> MutexGuard<'_, Receipts> {
+        self.receipts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn bindings(&self) -> MutexGuard<'_, Bindings> {
         self.bindings.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Why the sandbox is told no address of a name.
+#[derive(Debug)]
+pub(crate) enum Untold {
+    /// The policy denies all that there are.
+    Denied(Verdict),
+    /// There is no room for a binding.
+    Full,
 }
 
 /// A flow's claim on a binding; it ends when this is dropped.
@@ -209,3 +297,6 @@ impl Drop for Held {
         self.enforcer.bindings().release(&self.hold);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,15 +1,19 @@
 //! What may leave a sandbox.
 //!
 //! A sandbox's packets end in its airlock, at sockets that this crate serves. What becomes of them is decided by one pure
-//! function over the sandbox's [`policy`]; the rest reads what must be known to decide ([`bindings`], [`tls`], [`http`]),
-//! carries the decision out ([`dns`]), and records it ([`receipt`]).
+//! function over the sandbox's [`policy`]; the rest reads what must be known to decide ([`bindings`], [`tls`], [`http`],
+//! [`resolver`]), carries the decision out ([`enforcer`], `dns`), and records it ([`receipt`], [`ledger`]).
 #![forbid(unsafe_code)]
 
 pub mod bindings;
-pub mod dns;
+mod dns;
 pub mod enforcer;
 pub mod http;
+pub mod ledger;
 pub mod policy;
 pub mod receipt;
 pub mod resolver;
 pub mod tls;
+
+#[cfg(test)]
+mod fixture;

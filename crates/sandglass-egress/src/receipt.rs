@@ -239,31 +239,59 @@ pub enum Broken {
     End(u64),
 }
 
-/// Checks the lines of a sandbox from the first, and says where they end.
+impl Head {
+    /// Where the chain ended before `line`, by what the line says. Of a chain whose first lines are gone, the first
+    /// that is left says how many those were.
+    #[must_use]
+    pub fn before(line: &str) -> Option<Self> {
+        let (_, body, _) = parse(line)?;
+        Some(Self { count: body.number, digest: body.previous })
+    }
+
+    /// Where the chain ends behind `line`.
+    ///
+    /// # Errors
+    /// The line is not one of the sandbox's.
+    pub fn after(sandbox: &SandboxId, line: &str) -> Result<Self, Broken> {
+        let before = Self::before(line).ok_or(Broken::Malformed(1))?;
+        before.follow(sandbox, line)
+    }
+
+    fn follow(&self, sandbox: &SandboxId, line: &str) -> Result<Self, Broken> {
+        let place = self.count.saturating_add(1);
+        let (open, body, written) = parse(line).ok_or(Broken::Malformed(place))?;
+        let digest = digest(sandbox, open);
+        if written.parse() != Ok(digest) {
+            return Err(Broken::Changed(place));
+        }
+        if body.number != self.count || body.previous != self.digest {
+            return Err(Broken::Order(place));
+        }
+        Ok(Self { count: place, digest })
+    }
+}
+
+/// A line without its digest, what it says, and its digest.
+fn parse(line: &str) -> Option<(&str, Body, &str)> {
+    let open = line.strip_suffix(END).filter(|line| line.len() <= MAX_LINE)?;
+    let (open, written) = open.rsplit_once(DIGEST_FIELD)?;
+    let body = serde_json::from_str(&format!("{open}}}")).ok()?;
+    Some((open, body, written))
+}
+
+/// Checks the lines of a sandbox that follow on `start`, or on nothing, and says where they end.
 ///
 /// # Errors
 /// Where the chain breaks first. With `end`, also that it ends elsewhere.
 pub fn verify<'a>(
     sandbox: &SandboxId,
+    start: Option<Head>,
     lines: impl IntoIterator<Item = &'a str>,
     end: Option<&Head>,
 ) -> Result<Head, Broken> {
-    let mut head = Chain::begin(sandbox.clone()).head;
+    let mut head = start.unwrap_or_else(|| Chain::begin(sandbox.clone()).head);
     for line in lines {
-        let place = head.count + 1;
-        let malformed = Broken::Malformed(place);
-        let open =
-            line.strip_suffix(END).filter(|line| line.len() <= MAX_LINE).ok_or_else(|| malformed.clone())?;
-        let (open, written) = open.rsplit_once(DIGEST_FIELD).ok_or_else(|| malformed.clone())?;
-        let body: Body = serde_json::from_str(&format!("{open}}}")).map_err(|_| malformed)?;
-        let digest = digest(sandbox, open);
-        if written.parse() != Ok(digest) {
-            return Err(Broken::Changed(place));
-        }
-        if body.number != head.count || body.previous != head.digest {
-            return Err(Broken::Order(place));
-        }
-        head = Head { count: place, digest };
+        head = head.follow(sandbox, line)?;
     }
     match end {
         Some(end) if *end != head => Err(Broken::End(head.count)),

@@ -219,6 +219,8 @@ proptest! {
     fn a_byte_put_in_changes_no_meaning(at in 0_usize..100, byte: u8) {
         let text = "POST http://allowed.example/a HTTP/1.1\r\nHost: allowed.example\r\nContent-Length: 5\r\nA: b\r\n\r\n";
         let mut bytes = text.as_bytes().to_vec();
+        // Else it is as if it had been put in behind that, at the end even behind the head.
+        prop_assume!(bytes[at % text.len()] != byte);
         bytes.insert(at % text.len(), byte);
         if let Ok(Peek::Head(head)) = peek(&bytes) {
             prop_assert_eq!(head.length, bytes.len());

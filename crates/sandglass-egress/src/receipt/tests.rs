@@ -32,7 +32,7 @@ fn chain(count: u64) -> (Vec<String>, Head) {
 }
 
 fn check(lines: &[String], end: Option<&Head>) -> Result<Head, Broken> {
-    verify(&sandbox(), lines.iter().map(String::as_str), end)
+    verify(&sandbox(), None, lines.iter().map(String::as_str), end)
 }
 
 #[test]
@@ -53,6 +53,20 @@ fn a_chain_goes_on_after_a_restart() {
     let mut resumed = Chain::resume(sandbox(), serde_json::from_str(&stored).unwrap());
     lines.push(resumed.append(receipt(b"later.example", 1)).unwrap());
     assert_eq!(check(&lines, Some(resumed.head())).map(|head| head.count), Ok(3));
+}
+
+#[test]
+fn what_is_left_of_a_chain_is_checked_from_where_it_begins() {
+    let (lines, head) = chain(5);
+    let start = Head::before(&lines[2]).unwrap();
+    assert_eq!(start, chain(2).1);
+    let left = || lines[2..].iter().map(String::as_str);
+    assert_eq!(verify(&sandbox(), Some(start), left(), Some(&head)), Ok(head.clone()));
+    assert_eq!(verify(&sandbox(), Some(chain(1).1), left(), None), Err(Broken::Order(2)));
+    assert_eq!(Head::after(&sandbox(), &lines[4]), Ok(head));
+    assert_eq!(Head::after(&SandboxId::random(), &lines[4]), Err(Broken::Changed(5)));
+    assert_eq!(Head::after(&sandbox(), "{}"), Err(Broken::Malformed(1)));
+    assert_eq!(Head::before(""), None);
 }
 
 #[test]
@@ -94,6 +108,9 @@ fn hostile_texts_stay_in_their_line() {
         name: Some(Text::new(&[b'"'; 4096])),
         shown: Some(Text::new(&[b'\\'; 4096])),
         rule: Text::new(&[b'"'; 4096]),
+        record: Some(Text::new(&[b'"'; 4096])),
+        answer: vec!["255.255.255.255".parse().unwrap(); 12],
+        lost: u64::MAX,
         ..receipt(b"", u64::MAX)
     };
     let line = chain.append(longest).unwrap();
