@@ -218,8 +218,8 @@ impl Enforcer {
         self.dns_pace.pass().await;
     }
 
-    /// Writes down what DNS answered. Of many refusals some are only counted, so that a sandbox can't push out of the
-    /// ledger what it did before.
+    /// Writes down what DNS answered. Of many refusals some are only counted, so that asking for what it may not have does
+    /// not push out of the ledger what a sandbox did before.
     pub(crate) fn record_dns(&self, receipt: Receipt) {
         if receipt.outcome == Outcome::Allowed || self.dns_refusals.try_pass() {
             self.record(receipt);

@@ -11,6 +11,7 @@ pub mod enforcer;
 pub mod http;
 pub mod ledger;
 pub mod policy;
+pub mod proxy;
 pub mod receipt;
 pub mod resolver;
 pub mod tls;

@@ -1,0 +1,123 @@
+//! The transparent proxy: every TCP connection out of a sandbox ends here, whatever address it is for, and another one
+//! is made in its place if the policy allows it.
+//!
+//! - What no byte could get allowed is reset before one is read.
+//! - Where the policy needs a name to decide, on ports 443 and 80, it is read first ([`crate::tls`], [`crate::http`]).
+//!   On all other ports, and where the policy allows the address whatever is sent there, nothing is waited for.
+//! - What is allowed goes to the address that was decided on, and to no other: nothing is resolved, nothing is retried.
+//! - HTTP on port 80 carries one request per connection, so that none goes unseen behind another.
+//! - When the policy changes, each flow is decided anew with what it showed, and reset if it may not go on.
+//!
+//! A flow lives in one task, which owns both sockets. When that ends in any other way than by the end of both streams,
+//! both are reset, and what was under way in them is thrown away.
+
+mod answer;
+mod body;
+mod caps;
+mod flow;
+mod http;
+mod socket;
+mod splice;
+
+pub use caps::Caps;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use crate::enforcer::Enforcer;
+use caps::Meter;
+use flow::Flow;
+use socket::Socket;
+
+/// How long nothing is accepted after that failed: the server lacks descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Makes the connections that were allowed.
+#[async_trait]
+pub trait Dial: fmt::Debug + Send + Sync {
+    /// Connects to this address and to no other, once.
+    ///
+    /// # Errors
+    /// There is no connection.
+    async fn dial(&self, to: SocketAddr) -> io::Result<TcpStream>;
+}
+
+/// Connects from where the server is.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Direct;
+
+#[async_trait]
+impl Dial for Direct {
+    async fn dial(&self, to: SocketAddr) -> io::Result<TcpStream> {
+        TcpStream::connect(to).await
+    }
+}
+
+/// What the flows of one sandbox share.
+#[derive(Debug)]
+struct Proxy {
+    enforcer: Arc<Enforcer>,
+    dial: Arc<dyn Dial>,
+    meter: Meter,
+}
+
+/// Carries the connections that arrive on a listener of the airlock. Dropping the future closes the listener and resets
+/// all of them.
+///
+/// `original` says where a connection that was accepted is for.
+pub async fn serve<O>(
+    enforcer: Arc<Enforcer>,
+    listener: TcpListener,
+    original: O,
+    dial: Arc<dyn Dial>,
+    caps: Caps,
+) -> Infallible
+where
+    O: Fn(&TcpStream) -> io::Result<SocketAddr>,
+{
+    let proxy = Arc::new(Proxy { enforcer, dial, meter: Meter::new(caps) });
+    let mut flows = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(ended) = flows.join_next() => {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "a flow failed");
+                }
+                continue;
+            }
+        };
+        let guest = match accepted {
+            Ok((stream, _)) => Socket::new(stream),
+            Err(error) => {
+                tracing::warn!(%error, "accept failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let to = original(&guest);
+        let flow = match to.and_then(|to| Flow::new(Arc::clone(&proxy), to).map_err(io::Error::other)) {
+            Ok(flow) => flow,
+            Err(error) => {
+                tracing::debug!(%error, "a connection was for nowhere");
+                continue;
+            }
+        };
+        if flows.len() < caps.flows {
+            flows.spawn(flow.run(guest));
+        } else {
+            flow.refuse_by("limit/flows");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

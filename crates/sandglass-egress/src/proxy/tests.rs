@@ -1,0 +1,4 @@
+mod bounds;
+mod http;
+mod tls;
+mod world;
