@@ -112,6 +112,6 @@ def test_root_inside_does_not_change_it(fresh):
 
 
 def test_internet_cannot_be_asked_for(server):
-    """This version has no policy but the closed one, whatever the client asks."""
+    """The ceiling of this server is the default, which is empty, so it is sealed whatever the client asks."""
     with Sandbox.create(timeout=60, allow_internet_access=True) as sandbox:
         assert failing(sandbox, "curl -sS -m 8 https://example.com").exit_code == 6

@@ -15,7 +15,6 @@ test("what is not built says so", async () => {
     "listing snapshots": () => Sandbox.listSnapshots().nextItems(),
     forking: () => sandbox.fork(),
     metrics: () => Sandbox.getMetrics(sandbox.sandboxId),
-    "changing the network": () => sandbox.updateNetwork({ allowInternetAccess: false }),
     templates: () => Template.exists("base"),
     volumes: () => Volume.list(),
     secrets: () => Secret.list().nextItems(),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{Control, CreateSandbox, DialError, Live};
+use sandglass_egress::policy::{Effective, Policy, Warning};
 use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::Stats;
 use sandglass_store::{Event, ListFilter, ListPage, SandboxRow, Team};
@@ -29,6 +30,15 @@ pub(crate) trait Backend: Send + Sync + 'static {
     async fn extend(&self, team: TeamId, id: &SandboxId, from_now: Duration) -> Result<SandboxRow, Error>;
     async fn events(&self, team: TeamId, id: &SandboxId) -> Result<Vec<Event>, Error>;
     async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error>;
+    async fn set_policy(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        policy: Policy,
+        allow_internet_access: Option<bool>,
+    ) -> Result<(), Error>;
+    fn effective(&self, row: &SandboxRow) -> Result<(Effective, Vec<Warning>), Error>;
+    async fn receipts(&self, team: TeamId, id: &SandboxId, limit: usize) -> Result<Vec<String>, Error>;
     fn live(&self, id: &SandboxId) -> Option<Arc<dyn Upstream>>;
 }
 
@@ -101,6 +111,24 @@ impl Backend for Control {
 
     async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error> {
         Self::stats(self, team, id).await
+    }
+
+    async fn set_policy(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        policy: Policy,
+        allow_internet_access: Option<bool>,
+    ) -> Result<(), Error> {
+        Self::set_policy(self, team, id, policy, allow_internet_access).await
+    }
+
+    fn effective(&self, row: &SandboxRow) -> Result<(Effective, Vec<Warning>), Error> {
+        Self::effective(self, row)
+    }
+
+    async fn receipts(&self, team: TeamId, id: &SandboxId, limit: usize) -> Result<Vec<String>, Error> {
+        Self::receipts(self, team, id, limit).await
     }
 
     fn live(&self, id: &SandboxId) -> Option<Arc<dyn Upstream>> {

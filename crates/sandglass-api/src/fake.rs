@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{CreateSandbox, DialError};
+use sandglass_egress::policy::{Effective, Operator, Policy, Surroundings, Warning};
 use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_engine::{EngineInfo, Stats};
 use sandglass_store::{Event, ListFilter, ListPage, Order, PageCursor, SandboxRow, Team};
@@ -152,6 +153,7 @@ impl Backend for Fake {
             metadata: request.metadata,
             env: request.env,
             allow_internet_access: request.allow_internet_access,
+            policy: request.policy,
             created_at,
             end_at: created_at.plus(request.timeout),
             ..row()
@@ -235,6 +237,28 @@ impl Backend for Fake {
 
     async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error> {
         self.change(team, id, |_| Stats { cpu_micros: 7, ..Stats::default() })
+    }
+
+    async fn set_policy(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        policy: Policy,
+        allow_internet_access: Option<bool>,
+    ) -> Result<(), Error> {
+        self.change(team, id, |row| (row.policy, row.allow_internet_access) = (policy, allow_internet_access))
+    }
+
+    fn effective(&self, row: &SandboxRow) -> Result<(Effective, Vec<Warning>), Error> {
+        let ceiling = serde_json::json!({"ceiling": [{"allow": "*.example.com"}]});
+        let operator: Operator = serde_json::from_value(ceiling).unwrap();
+        Ok(Effective::new(&row.policy, &operator, Surroundings::default()).unwrap())
+    }
+
+    async fn receipts(&self, team: TeamId, id: &SandboxId, limit: usize) -> Result<Vec<String>, Error> {
+        let lines = ["{\"number\": 0}", "{\"number\": 1}"];
+        let kept = lines.len().saturating_sub(limit);
+        self.change(team, id, |_| lines[kept..].iter().map(ToString::to_string).collect())
     }
 
     fn live(&self, id: &SandboxId) -> Option<Arc<dyn Upstream>> {

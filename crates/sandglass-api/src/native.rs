@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
+use sandglass_egress::policy::Policy;
 use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_store::{Event, SandboxRow};
@@ -15,15 +16,22 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::auth::Caller;
+use crate::backend::Backend;
 use crate::e2b::list;
-use crate::e2b::routes::Named;
+use crate::e2b::routes::{Named, warnings};
 use crate::error::{ApiError, ErrorBody};
 use crate::page;
 use crate::query::Query;
 use crate::router::ApiState;
 
+mod egress;
+
 pub(crate) fn router() -> OpenApiRouter<ApiState> {
-    OpenApiRouter::new().routes(routes!(info)).routes(routes!(list_native)).routes(routes!(get_native))
+    OpenApiRouter::new()
+        .routes(routes!(info))
+        .routes(routes!(list_native))
+        .routes(routes!(get_native))
+        .merge(egress::router())
 }
 
 /// What isolates the sandboxes of this server.
@@ -86,7 +94,8 @@ struct SandboxView {
     limits: LimitsView,
     /// Whether its guest API wants an access token.
     secured: bool,
-    /// `sealed`: no route out, whatever the client asked for. Or `machine`, if the engine refuses `airlock`.
+    /// `sealed` if nothing leaves, `policy` if what both the sandbox's policy and the operator's ceiling allow does. Or
+    /// `machine`, if the engine refuses `airlock`.
     network: &'static str,
     metadata: BTreeMap<String, String>,
     #[schema(format = DateTime)]
@@ -101,7 +110,13 @@ struct SandboxView {
 }
 
 impl SandboxView {
-    fn new(row: SandboxRow, engine: &EngineInfo) -> Self {
+    fn new(row: SandboxRow, backend: &dyn Backend) -> Self {
+        let engine = backend.engine();
+        let network = match backend.effective(&row) {
+            _ if engine.refuses(Feature::Airlock) => "machine",
+            Ok((policy, _)) if !policy.is_sealed() => "policy",
+            Ok(_) | Err(_) => "sealed",
+        };
         let Unchecked { cpus, memory_mib, disk_mib, processes } = row.limits.into();
         Self {
             id: row.id,
@@ -113,7 +128,7 @@ impl SandboxView {
             isolation: engine.isolation,
             limits: LimitsView { cpus, memory_mib, disk_mib, processes },
             secured: row.access_token.is_some(),
-            network: if engine.refuses(Feature::Airlock) { "machine" } else { "sealed" },
+            network,
             metadata: row.metadata,
             created_at: row.created_at.to_string(),
             end_at: row.end_at.to_string(),
@@ -158,6 +173,11 @@ struct UsageView {
 struct SandboxDetailView {
     #[serde(flatten)]
     sandbox: SandboxView,
+    /// What it asks to reach, rule by rule.
+    #[schema(value_type = Object)]
+    policy: Policy,
+    /// What the author of the policy should know.
+    warnings: Vec<String>,
     /// `null` if it could not be measured.
     usage: Option<UsageView>,
     events: Vec<EventView>,
@@ -189,8 +209,8 @@ async fn list_native(
     let filter = list::filter(caller.0, &Query::parse(query.as_deref())?)?;
     let order = filter.order;
     let page = state.backend.list(filter).await?;
-    let engine = state.backend.engine();
-    let rows: Vec<SandboxView> = page.rows.into_iter().map(|row| SandboxView::new(row, engine)).collect();
+    let view = |row| SandboxView::new(row, &*state.backend);
+    let rows: Vec<SandboxView> = page.rows.into_iter().map(view).collect();
     Ok(page::answer(&rows, page.next.as_ref(), order))
 }
 
@@ -213,7 +233,9 @@ async fn get_native(
         disk_bytes: stats.disk_bytes,
     });
     Ok(axum::Json(SandboxDetailView {
-        sandbox: SandboxView::new(row, state.backend.engine()),
+        policy: row.policy.clone(),
+        warnings: warnings(&*state.backend, &row),
+        sandbox: SandboxView::new(row, &*state.backend),
         usage,
         events: events.into_iter().map(Into::into).collect(),
     }))

@@ -1,23 +1,22 @@
 //! Bringing up the agent of one sandbox: its byte stream, its identity, its airlock's listeners.
 
-use std::os::fd::OwnedFd;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt as _;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use sandglass_egress::bindings::SavedBindings;
-use sandglass_egress::enforcer::{Enforcer, Ledger, NoRoom, Settings};
-use sandglass_egress::policy::Effective;
-use sandglass_egress::resolver::FixedNames;
+use sandglass_egress::enforcer::Enforcer;
+use sandglass_egress::proxy::{self, Caps, Direct};
 use sandglass_engine::engine::{AirlockSocket, SessionEnds};
 use sandglass_engine::host::Host;
+use sandglass_linux::redirect::original_destination;
 use sandglass_proto::control::{Configure, FromAgent, REVISION, ToAgent};
 use sandglass_proto::session::{Epoch, Session};
 use sandglass_store::SandboxRow;
-use sandglass_types::{Error, Generation, SandboxId, SystemClock};
+use sandglass_types::{Error, SandboxId};
 use tokio::net::unix::pipe;
-use tokio::net::{TcpListener, UdpSocket};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -140,13 +139,14 @@ pub(crate) async fn configured(session: &Session, row: &SandboxRow) -> Result<()
     timeout(CONFIGURE_PATIENCE, answer).await.map_err(|elapsed| Error::internal(UNCONFIGURED, elapsed))?
 }
 
-/// Opens the sockets of the sandbox's airlock and answers on them until `gone`.
+/// Opens the sockets of the sandbox's airlock, and enforces its policy on them until `gone`.
 ///
 /// # Errors
 /// The host could not make them.
 pub(crate) async fn guard_airlock(
     host: &Host,
     id: &SandboxId,
+    enforcer: &Arc<Enforcer>,
     gone: &CancellationToken,
     tasks: &TaskTracker,
 ) -> Result<(), Error> {
@@ -154,42 +154,25 @@ pub(crate) async fn guard_airlock(
     let udp = std::net::UdpSocket::from(host.airlock_socket(id, AirlockSocket::DnsUdp).await?);
     udp.set_nonblocking(true).map_err(io)?;
     let udp = UdpSocket::from_std(udp).map_err(io)?;
-    let tcp: OwnedFd = host.airlock_socket(id, AirlockSocket::DnsTcp).await?;
-    let tcp = std::net::TcpListener::from(tcp);
-    tcp.set_nonblocking(true).map_err(io)?;
-    let tcp = TcpListener::from_std(tcp).map_err(io)?;
-    let enforcer = sealed(id);
-    let (id, gone) = (id.clone(), gone.clone());
+    let listener = async |socket| {
+        let tcp = std::net::TcpListener::from(host.airlock_socket(id, socket).await?);
+        tcp.set_nonblocking(true).map_err(io)?;
+        TcpListener::from_std(tcp).map_err(io)
+    };
+    let tcp = listener(AirlockSocket::DnsTcp).await?;
+    let egress = listener(AirlockSocket::TcpEgress).await?;
+    let (id, gone, enforcer) = (id.clone(), gone.clone(), Arc::clone(enforcer));
     tasks.spawn(async move {
+        let original = |stream: &TcpStream| original_destination(stream).map(SocketAddr::V4);
+        let carrying = proxy::serve(Arc::clone(&enforcer), egress, original, Arc::new(Direct), Caps::default());
+        // What ends takes the other with it, and the packet filter resets all that comes then.
         tokio::select! {
             () = gone.cancelled() => {}
-            outcome = enforcer.serve_dns(udp, tcp) => tracing::error!(sandbox = %id, ?outcome, "DNS ended"),
+            Err(error) = enforcer.serve_dns(udp, tcp) => tracing::error!(sandbox = %id, %error, "its DNS ended"),
+            _never = carrying => {}
         }
     });
     Ok(())
-}
-
-/// Lets nothing leave, asks nobody about names, and keeps no receipts.
-fn sealed(id: &SandboxId) -> Arc<Enforcer> {
-    Enforcer::new(Settings {
-        sandbox: id.clone(),
-        generation: Generation::FIRST,
-        policy: Effective::sealed(),
-        bindings: SavedBindings::default(),
-        head: None,
-        ledger: Arc::new(Unkept),
-        resolver: Arc::new(FixedNames::default()),
-        clock: Arc::new(SystemClock),
-    })
-}
-
-#[derive(Debug)]
-struct Unkept;
-
-impl Ledger for Unkept {
-    fn append(&self, _: String) -> Result<(), NoRoom> {
-        Err(NoRoom)
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt as _;
+use sandglass_egress::policy::{Effective, Policy, Warning};
 use sandglass_engine::engine::Lack;
 use sandglass_engine::host::Host;
 use sandglass_engine::{EngineInfo, Stats};
@@ -16,6 +17,7 @@ use sandglass_types::{Clock, Error, ErrorKind, SandboxId, SandboxState, TeamId, 
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
+use crate::egress::Egress;
 use crate::live::Live;
 use crate::owner::{Begin, Handle};
 use crate::reconcile::{self, Repair};
@@ -43,6 +45,8 @@ pub struct Config {
     pub domain: Option<String>,
     /// How long to wait before something is done.
     pub patience: Patience,
+    /// What sandboxes may reach.
+    pub egress: Egress,
 }
 
 /// How long the owner of a sandbox waits. The defaults are for real machines; tests have less time.
@@ -154,6 +158,8 @@ impl Control {
         let shared = &self.0;
         request.check(shared.config.max_lifetime)?;
         let template = shared.template(&request.template)?;
+        // Before anything is made, so that the client hears of it.
+        shared.config.egress.effective(&request.policy)?;
         let now = shared.clock.now();
         let new = NewSandbox {
             id: SandboxId::random(),
@@ -166,6 +172,7 @@ impl Control {
             metadata: request.metadata,
             env: request.env,
             allow_internet_access: request.allow_internet_access,
+            policy: request.policy,
             created_at: now,
             end_at: now.plus(request.timeout),
             max_end_at: now.plus(shared.config.max_lifetime),
@@ -269,6 +276,39 @@ impl Control {
         self.sandbox(team, id).await?;
         let end_at = self.0.clock.now().plus(from_now);
         self.owner(team, id).await?.set_end(id, end_at, only_later).await
+    }
+
+    /// Replaces what a running sandbox asks to reach. In force when this returns; connections that are not allowed any
+    /// more end within a second.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], [`ErrorKind::Invalid`].
+    pub async fn set_policy(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        policy: Policy,
+        allow_internet_access: Option<bool>,
+    ) -> Result<(), Error> {
+        self.sandbox(team, id).await?;
+        self.owner(team, id).await?.set_policy(id, policy, allow_internet_access).await
+    }
+
+    /// The policy of a sandbox as it is in force, and what its author should know about it.
+    ///
+    /// # Errors
+    /// The operator's configuration lacks what it needs, or the addresses of this machine can't be read.
+    pub fn effective(&self, row: &SandboxRow) -> Result<(Effective, Vec<Warning>), Error> {
+        self.0.config.egress.effective(&row.policy)
+    }
+
+    /// The last receipts of a sandbox of this team, also of one that ended: at most `limit` lines, oldest first.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], or they can't be read.
+    pub async fn receipts(&self, team: TeamId, id: &SandboxId, limit: usize) -> Result<Vec<String>, Error> {
+        self.record(team, id).await?;
+        self.0.config.egress.receipts(id, limit).await
     }
 
     /// The history of a sandbox of this team, also of one that ended.

@@ -7,6 +7,7 @@
 
 mod agent;
 pub mod control;
+mod egress;
 mod governor;
 pub mod lifecycle;
 pub mod live;
@@ -18,5 +19,6 @@ pub mod template;
 
 pub use control::{Config, Control, Patience};
 pub(crate) use control::{injected, not_found, stored};
+pub use egress::Egress;
 pub use live::{DialError, GuestStream, Live};
 pub use request::CreateSandbox;

@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sandglass_egress::enforcer::Enforcer;
+use sandglass_egress::policy::Policy;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_engine::{Exit, SandboxSpec};
 use sandglass_store::{SandboxRow, Transition};
@@ -17,6 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::agent;
+use crate::egress;
 use crate::governor;
 use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
@@ -58,6 +61,15 @@ pub(crate) enum Request {
         /// Who asks.
         reply: oneshot::Sender<Result<Timestamp, Error>>,
     },
+    /// Replace what it asks to reach. Answered when that is in force.
+    SetPolicy {
+        /// All that it asks for from now on.
+        policy: Policy,
+        /// As the client said.
+        allow_internet_access: Option<bool>,
+        /// Who asks.
+        reply: oneshot::Sender<Result<(), Error>>,
+    },
 }
 
 /// Where the task begins.
@@ -79,6 +91,8 @@ pub(crate) struct Owner<'a> {
     gone: CancellationToken,
     /// When its time is up by a clock that nobody sets: a wall clock that is set back must not give it more.
     ends: Instant,
+    /// Set once it is being brought up, if its engine has airlocks.
+    enforcer: Option<Arc<Enforcer>>,
 }
 
 impl<'a> Owner<'a> {
@@ -89,7 +103,7 @@ impl<'a> Owner<'a> {
     ) -> Self {
         let gone = shared.stop.child_token();
         let ends = Instant::now() + budget(&row, shared.clock.now());
-        Self { shared, row, requests, gone, ends }
+        Self { shared, row, requests, gone, ends, enforcer: None }
     }
 
     /// How much time it has left.
@@ -133,7 +147,11 @@ impl<'a> Owner<'a> {
     /// Brings it up, and keeps it until its end is stored.
     async fn live(&mut self, origin: Origin, asker: oneshot::Sender<Result<(), Error>>) {
         let mut asker = Some(asker);
-        let coming_up = bring_up(Arc::clone(&self.shared), self.row.clone(), self.gone.clone(), origin);
+        if self.shared.airlocks().is_some() {
+            self.enforcer = Some(egress::enforcer(&self.shared, &self.row).await);
+        }
+        let (shared, row) = (Arc::clone(&self.shared), self.row.clone());
+        let coming_up = bring_up(shared, row, self.enforcer.clone(), self.gone.clone(), origin);
         let mut coming_up = Some(Box::pin(coming_up));
         let (mut exited, mut cut_off, mut killer) = (None, None, None);
         let (event, why) = loop {
@@ -179,6 +197,10 @@ impl<'a> Owner<'a> {
                 request = self.requests.recv() => match request {
                     Some(Request::SetEnd { end_at, only_later, reply }) => {
                         let _gone = reply.send(self.set_end(end_at, only_later).await);
+                        continue;
+                    }
+                    Some(Request::SetPolicy { policy, allow_internet_access, reply }) => {
+                        let _gone = reply.send(self.set_policy(policy, allow_internet_access).await);
                         continue;
                     }
                     Some(Request::Kill(reply)) => {
@@ -309,6 +331,19 @@ impl<'a> Owner<'a> {
         Ok(end)
     }
 
+    async fn set_policy(&mut self, policy: Policy, internet: Option<bool>) -> Result<(), Error> {
+        let (effective, _) = self.shared.config.egress.effective(&policy)?;
+        let stored = self.shared.store.set_policy(&self.row.id, &policy, internet).await;
+        if !stored.map_err(crate::stored)? {
+            return Err(crate::not_found(&self.row.id));
+        }
+        (self.row.policy, self.row.allow_internet_access) = (policy, internet);
+        if let Some(enforcer) = &self.enforcer {
+            enforcer.set_policy(effective);
+        }
+        Ok(())
+    }
+
     /// Removes all that it owns, however often that takes.
     async fn end(&mut self) {
         self.make_unreachable();
@@ -367,6 +402,7 @@ fn answer_at_end(id: &SandboxId, request: Request) {
     match request {
         Request::Kill(reply) => drop(reply.send(Ok(()))),
         Request::SetEnd { reply, .. } => drop(reply.send(Err(crate::not_found(id)))),
+        Request::SetPolicy { reply, .. } => drop(reply.send(Err(crate::not_found(id)))),
     }
 }
 
@@ -412,6 +448,7 @@ async fn exit_of(host: &Host, id: &SandboxId) -> Result<Exit, HostError> {
 async fn bring_up(
     shared: Arc<Shared>,
     row: SandboxRow,
+    enforcer: Option<Arc<Enforcer>>,
     gone: CancellationToken,
     origin: Origin,
 ) -> Result<Arc<Live>, Error> {
@@ -422,8 +459,8 @@ async fn bring_up(
     }
     sandglass_failpoint::hit_async("control.create.guard").await.map_err(crate::injected)?;
     // Before anything runs in a new one; and a found one lost its listeners with their server.
-    if let Some(airlocks) = shared.airlocks() {
-        agent::guard_airlock(airlocks, id, &gone, &shared.tasks).await?;
+    if let Some(enforcer) = enforcer {
+        agent::guard_airlock(host, id, &enforcer, &gone, &shared.tasks).await?;
     }
     if origin == Origin::New && !gone.is_cancelled() {
         sandglass_failpoint::hit_async("control.create.start").await.map_err(crate::injected)?;
@@ -482,6 +519,15 @@ impl Handle {
 
     pub(crate) async fn kill(&self, id: &SandboxId) -> Result<(), Error> {
         self.ask(id, Request::Kill).await
+    }
+
+    pub(crate) async fn set_policy(
+        &self,
+        id: &SandboxId,
+        policy: Policy,
+        allow_internet_access: Option<bool>,
+    ) -> Result<(), Error> {
+        self.ask(id, |reply| Request::SetPolicy { policy, allow_internet_access, reply }).await
     }
 
     pub(crate) async fn set_end(

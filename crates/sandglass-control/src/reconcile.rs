@@ -73,6 +73,7 @@ mod tests {
             metadata: BTreeMap::new(),
             env: BTreeMap::new(),
             allow_internet_access: None,
+            policy: Default::default(),
             state,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(0),

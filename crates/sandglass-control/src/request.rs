@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use sandglass_egress::policy::Policy;
 use sandglass_store::IdempotencyKey;
 use sandglass_types::{Digest, Error, ErrorKind};
 
@@ -25,8 +26,10 @@ pub struct CreateSandbox {
     pub metadata: BTreeMap<String, String>,
     /// Environment of every process in it.
     pub env: BTreeMap<String, String>,
-    /// As the client asked; `None` if it did not say. Nothing leaves a sandbox either way so far.
+    /// As the client asked; `None` if it did not say.
     pub allow_internet_access: Option<bool>,
+    /// What it asks to reach, `allow_internet_access` included.
+    pub policy: Policy,
     /// The client's key for this request, and a digest of the request.
     pub idempotency: Option<(IdempotencyKey, Digest)>,
 }
@@ -93,6 +96,7 @@ mod tests {
             metadata: BTreeMap::new(),
             env: BTreeMap::new(),
             allow_internet_access: None,
+            policy: Policy::default(),
             idempotency: None,
         }
     }

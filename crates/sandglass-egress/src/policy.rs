@@ -22,7 +22,7 @@ pub use rule::{
     FeatureName, InvalidLabel, InvalidRules, Label, MAX_HTTP_TERMS, MAX_RULES, Origin, RuleId, Rules,
     Transport,
 };
-pub use special::{Class, InvalidOpening, MAX_OPENINGS, Openings, Surroundings};
+pub use special::{Barrier, Class, InvalidOpening, MAX_OPENINGS, Openings, Surroundings};
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -67,6 +67,14 @@ pub struct Operator {
     /// Features by name. What a feature allows is a part of the ceiling, behind the rules of `ceiling`.
     #[serde(default, deserialize_with = "bounded_map")]
     features: BTreeMap<FeatureName, Feature>,
+}
+
+impl Operator {
+    /// The private ranges that were opened: for the barrier that stands behind the policy.
+    #[must_use]
+    pub const fn openings(&self) -> &Openings {
+        &self.open_private
+    }
 }
 
 /// Hosts that belong together, allowed by one act. It only allows.

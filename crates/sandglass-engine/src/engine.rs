@@ -276,6 +276,8 @@ pub enum AirlockSocket {
     DnsUdp,
     /// Listening on the airlock's port for redirected DNS over TCP.
     DnsTcp,
+    /// Listening on the airlock's port for all other TCP that is redirected.
+    TcpEgress,
     /// An unconnected TCP socket, from which only the guest can be reached.
     TcpToGuest,
 }

@@ -8,9 +8,12 @@
 //! ```text
 //!  inner namespace              airlock
 //!  eth0 10.11.12.2/30 ───────── 10.11.12.1/30   UDP and TCP port 53 of any address ─► sockets of the server
-//!  default via 10.11.12.1                       every other TCP ─► reset
+//!  default via 10.11.12.1                       TCP to always-denied addresses ─► reset
+//!                                               every other TCP ─► a socket of the server
 //!                                               everything else ─► dropped
 //! ```
+//!
+//! Where the server does not listen, or has died, a connection is reset: what is redirected has nowhere else to go.
 //!
 //! Nothing is kept in memory that could be lost: the names of the pins say which slots there are.
 
@@ -25,7 +28,10 @@ mod ruleset;
 mod slot;
 
 pub use assignments::Assignments;
-pub use plan::{AIRLOCK_ADDRESS, AIRLOCK_MAC, DNS_PORT, GUEST_ADDRESS, GUEST_MAC, PREFIX_LEN, SlotName};
+pub use plan::{
+    AIRLOCK_ADDRESS, AIRLOCK_MAC, AIRLOCK_NETWORK, DNS_PORT, EGRESS_PORT, GUEST_ADDRESS, GUEST_MAC,
+    PREFIX_LEN, SlotName,
+};
 pub use pool::{DEFAULT_SIZE, Pool};
 pub use ruleset::ruleset;
 pub use slot::Slot;

@@ -12,4 +12,5 @@ pub mod nft;
 pub mod packet;
 pub mod privilege;
 pub mod process;
+pub mod redirect;
 mod thread;

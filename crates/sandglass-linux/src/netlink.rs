@@ -1,10 +1,10 @@
 //! Links, addresses, routes and neighbours, through `NETLINK_ROUTE` (`man 7 rtnetlink`).
 //!
-//! Seven requests are all that a sandbox needs, so they are written and read here, without an asynchronous runtime
+//! Eight requests are all that a sandbox needs, so they are written and read here, without an asynchronous runtime
 //! in a privileged process.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 
 use rustix::net::netdevice::name_to_index;
@@ -216,15 +216,34 @@ impl Rtnetlink {
     /// # Errors
     /// The kernel's answer can't be read.
     pub fn links(&mut self) -> io::Result<Vec<Link>> {
-        let sequence = self.send(Message::new(libc::RTM_GETLINK, libc::NLM_F_DUMP, &link_header(0, 0, 0)))?;
-        let mut links = Vec::new();
+        self.dump(libc::RTM_GETLINK, &link_header(0, 0, 0), libc::RTM_NEWLINK, message::link)
+    }
+
+    /// All addresses of all interfaces, of both families. Needs no privilege.
+    ///
+    /// # Errors
+    /// The kernel's answer can't be read.
+    pub fn addresses(&mut self) -> io::Result<Vec<IpAddr>> {
+        // `struct ifaddrmsg`: of every family, on every interface.
+        self.dump(libc::RTM_GETADDR, &[0; 8], libc::RTM_NEWADDR, message::address)
+    }
+
+    fn dump<T>(
+        &mut self,
+        question: u16,
+        fixed: &[u8],
+        answer: u16,
+        read: fn(&[u8]) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        let sequence = self.send(Message::new(question, libc::NLM_F_DUMP, fixed))?;
+        let mut found = Vec::new();
         let mut buffer = vec![0; RECEIVE_BUFFER_LEN];
         loop {
             for reply in replies(self.receive(&mut buffer)?, sequence) {
                 match reply? {
-                    Reply::Data { kind: libc::RTM_NEWLINK, body } => links.extend(message::link(body)),
+                    Reply::Data { kind, body } if kind == answer => found.extend(read(body)),
                     Reply::Data { .. } => {}
-                    Reply::End(result) => return result.map(|()| links),
+                    Reply::End(result) => return result.map(|()| found),
                 }
             }
         }

@@ -11,6 +11,7 @@ pub mod teams;
 
 use std::collections::BTreeMap;
 
+use sandglass_egress::policy::Policy;
 use sandglass_types::{Digest, EndReason, KeyId, Limits, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
 
 use crate::{ApiKey, Created, ListFilter, NewSandbox, Order, Store, Transition};
@@ -23,7 +24,7 @@ macro_rules! store_conformance {
         $crate::store_conformance!(@cases $fresh;
             teams: names_are_unique_and_ends_are_final, keys_authenticate_until_they_or_their_team_end,
                 use_is_noted_once_a_minute, keys_of_nobody_are_refused;
-            sandboxes: a_row_comes_back_as_it_was_stored, an_id_is_used_once, moves_compare_the_state,
+            sandboxes: a_row_comes_back_as_it_was_stored, a_policy_is_replaced_while_the_sandbox_runs, an_id_is_used_once, moves_compare_the_state,
                 one_of_many_moves_wins, ends_move_only_while_running, long_details_are_cut,
                 events_have_no_gaps, a_node_finds_its_own;
             idempotency: same_request_is_replayed, other_request_is_a_mismatch, keys_belong_to_one_team,
@@ -86,6 +87,7 @@ pub fn sandbox_of(team: TeamId, created: i64) -> NewSandbox {
         metadata: BTreeMap::new(),
         env: BTreeMap::new(),
         allow_internet_access: None,
+        policy: Policy::default(),
         created_at: at(created),
         end_at: at(created + 60_000),
         max_end_at: at(created + 3_600_000),

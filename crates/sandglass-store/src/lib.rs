@@ -17,6 +17,7 @@ pub use model::{
 pub use sqlite::SqliteStore;
 
 use async_trait::async_trait;
+use sandglass_egress::policy::Policy;
 use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
 
 /// A verb that could not be carried out.
@@ -112,6 +113,14 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         only_later: bool,
         now: Timestamp,
     ) -> Result<Option<Timestamp>, StoreError>;
+
+    /// Replaces what a *running* sandbox asks to reach. `false` if it is not running.
+    async fn set_policy(
+        &self,
+        id: &SandboxId,
+        policy: &Policy,
+        allow_internet_access: Option<bool>,
+    ) -> Result<bool, StoreError>;
 
     /// One sandbox, whatever its state.
     async fn sandbox(&self, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError>;

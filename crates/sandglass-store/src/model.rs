@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use sandglass_egress::policy::Policy;
 use sandglass_types::{
     Digest, EndReason, Generation, KeyId, Limits, NodeId, SandboxId, SandboxState, TeamId, Timestamp,
 };
@@ -107,6 +108,8 @@ pub struct NewSandbox {
     pub env: BTreeMap<String, String>,
     /// As the client asked; `None` if it did not say.
     pub allow_internet_access: Option<bool>,
+    /// What it asks to reach, `allow_internet_access` included.
+    pub policy: Policy,
     /// When the request came.
     pub created_at: Timestamp,
     /// When its time is up.
@@ -153,6 +156,8 @@ pub struct SandboxRow {
     pub env: BTreeMap<String, String>,
     /// As the client asked; `None` if it did not say.
     pub allow_internet_access: Option<bool>,
+    /// What it asks to reach, `allow_internet_access` included.
+    pub policy: Policy,
     /// Where it is in its life.
     pub state: SandboxState,
     /// Counts restores.

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use sandglass_egress::policy::Policy;
 use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
 use sqlx::sqlite::{SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{Connection as _, Sqlite, Transaction};
@@ -194,6 +195,15 @@ impl Store for SqliteStore {
         now: Timestamp,
     ) -> Result<Option<Timestamp>, StoreError> {
         self.move_end(id, end_at, only_later, now).await
+    }
+
+    async fn set_policy(
+        &self,
+        id: &SandboxId,
+        policy: &Policy,
+        allow_internet_access: Option<bool>,
+    ) -> Result<bool, StoreError> {
+        self.replace_policy(id, policy, allow_internet_access).await
     }
 
     async fn sandbox(&self, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError> {

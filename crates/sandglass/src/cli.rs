@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use sandglass_types::net::Cidr;
 
 /// Disposable computers for AI agents, on machines that you own.
 #[derive(Debug, Parser)]
@@ -27,6 +28,9 @@ pub(crate) enum Command {
     /// List, inspect, use and end sandboxes
     #[command(subcommand)]
     Sandbox(Sandbox),
+    /// Say what a sandbox may reach, and what it reached
+    #[command(subcommand)]
+    Egress(Egress),
     /// Show what a data folder owns on this machine, and what nobody owns any more
     Ledger(Ledger),
     /// Say whether this machine can isolate, check by check, with the remedy
@@ -98,6 +102,8 @@ pub(crate) struct Host {
     pub(crate) engine: Engine,
     #[arg(long, required_if_eq("engine", "gvisor"))]
     pub(crate) runsc: Option<PathBuf>,
+    #[arg(long)]
+    pub(crate) open_private: Vec<Cidr>,
 }
 
 /// Which server to talk to, and as whom.
@@ -166,6 +172,30 @@ pub(crate) enum Sandbox {
         /// Their ids
         #[arg(required = true)]
         ids: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Egress {
+    /// Say whether a sandbox may connect somewhere, which rule decides, and what would allow it
+    Explain {
+        #[command(flatten)]
+        remote: Remote,
+        /// Its id
+        sandbox: String,
+        /// A host name or an address; port 443 unless given
+        #[arg(value_name = "HOST[:PORT]")]
+        target: String,
+    },
+    /// Show what a sandbox asked for last, oldest first
+    Log {
+        #[command(flatten)]
+        remote: Remote,
+        /// Its id
+        sandbox: String,
+        /// At most so many lines
+        #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+        limit: u16,
     },
 }
 

@@ -124,6 +124,57 @@ async fn kill(remote: &cli::Remote, ids: &[String]) -> anyhow::Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
+/// `sandglass egress …`.
+pub(crate) fn egress(verb: cli::Egress) -> anyhow::Result<ExitCode> {
+    match verb {
+        cli::Egress::Explain { remote, sandbox, target } => block_on(explain(&remote, &sandbox, &target)),
+        cli::Egress::Log { remote, sandbox, limit } => block_on(log(&remote, &sandbox, limit)),
+    }
+}
+
+/// Exits with 0 if it is allowed and with 1 if it is not, for scripts.
+async fn explain(remote: &cli::Remote, sandbox: &str, target: &str) -> anyhow::Result<ExitCode> {
+    let told = Api::new(remote)?.explain(sandbox, target).await?;
+    let allowed = told["allowed"].as_bool().context("the server's answer says nothing")?;
+    if remote.json {
+        print_json(&told)?;
+    } else {
+        let text = |field: &str| told[field].as_str().unwrap_or_default();
+        let mut out = std::io::stdout().lock();
+        let verdict = if allowed { "allowed" } else { "denied" };
+        writeln!(out, "{verdict}: {} port {}", text("host"), told["port"])?;
+        for (label, field) in [("by", "rule"), ("because", "reason"), ("remedy", "remedy")] {
+            if !text(field).is_empty() {
+                writeln!(out, "{label:<8} {}", text(field))?;
+            }
+        }
+    }
+    Ok(if allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn log(remote: &cli::Remote, sandbox: &str, limit: u16) -> anyhow::Result<ExitCode> {
+    let lines = Api::new(remote)?.receipts(sandbox, limit).await?;
+    if remote.json {
+        print_json(&Value::Array(lines))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["TIME", "WHAT", "VERDICT", "NAME", "ADDRESS", "PORT", "SENT", "RECEIVED", "RULE"]);
+    for line in &lines {
+        let cell = |field: &str| match &line["receipt"][field] {
+            Value::String(text) => text.clone(),
+            Value::Null => String::new(),
+            other => other.to_string(),
+        };
+        let fields =
+            ["time", "kind", "outcome", "name", "address", "port", "sent", "received", "rule"].map(cell);
+        table.add_row(fields);
+    }
+    writeln!(std::io::stdout(), "{table}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
 fn print_json(value: &Value) -> anyhow::Result<()> {
     writeln!(std::io::stdout(), "{value:#}").context("nothing reads the output")
 }

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use fs_err as fs;
+use sandglass_egress::policy::Operator;
 use serde::Deserialize;
 
 use crate::cli::{Engine, EngineChoice, Serve};
+use crate::indexes;
 use crate::startup::{Reason, StartupError};
 
 /// The longest lifetime that can be configured: a year.
@@ -39,6 +41,8 @@ struct File {
     runsc: Option<PathBuf>,
     max_lifetime_hours: Option<u64>,
     agent_silence_seconds: Option<u64>,
+    #[serde(default)]
+    egress: Operator,
 }
 
 /// The settings in force.
@@ -60,6 +64,8 @@ pub(crate) struct Config {
     pub(crate) max_lifetime: Duration,
     /// How long a running sandbox's agent may give no sign of life.
     pub(crate) agent_silence: Duration,
+    /// What sandboxes may be allowed to reach.
+    pub(crate) egress: Operator,
 }
 
 impl Config {
@@ -116,6 +122,7 @@ impl Config {
             runsc: file.runsc,
             max_lifetime: Duration::from_secs(hours * 3600),
             agent_silence: Duration::from_secs(silence),
+            egress: file.egress,
         })
     }
 }
@@ -160,7 +167,25 @@ fn read(path: &Path) -> anyhow::Result<File> {
     if text.len() as u64 > MAX_FILE {
         bail!("{} is no config: it has more than {} KiB", path.display(), MAX_FILE >> 10);
     }
-    toml::from_str(&text).with_context(|| format!("{} is not a valid config", path.display()))
+    let invalid = || format!("{} is not a valid config", path.display());
+    let mut file: toml::Table = toml::from_str(&text).with_context(invalid)?;
+    match packages_from_host(&mut file) {
+        // From the text, so that errors say in which line.
+        None => toml::from_str(&text).with_context(invalid),
+        Some(packages) => {
+            let found = indexes::of_this_machine(std::env::var_os("HOME").map(PathBuf::from).as_deref());
+            tracing::info!(?found, "the feature packages allows where this machine gets its own from");
+            *packages = toml::Value::try_from(indexes::feature(&found))?;
+            file.try_into().with_context(invalid)
+        }
+    }
+}
+
+/// The feature `packages`, if it is to be made of this machine's settings.
+fn packages_from_host(file: &mut toml::Table) -> Option<&mut toml::Value> {
+    let packages = file.get_mut("egress")?.get_mut("features")?.get_mut("packages")?;
+    let from_host = packages.as_table()?.len() == 1 && packages.get("from")?.as_str()? == "host";
+    from_host.then_some(packages)
 }
 
 #[cfg(test)]
@@ -241,6 +266,46 @@ mod tests {
         assert_eq!(resolve(file, None).unwrap().listen.port(), 1);
     }
 
+    const EGRESS: &str = r#"
+        [egress]
+        open_private = ["10.20.0.0/16"]
+
+        [[egress.ceiling]]
+        id = "metadata-service"
+        deny = "secret.example.com"
+
+        [[egress.ceiling]]
+        allow = "*.example.com"
+        ports = [443, "8000-8010"]
+
+        [[egress.features.packages.rules]]
+        allow = "packages.example.com"
+    "#;
+
+    #[test]
+    fn the_ceiling_is_empty_unless_the_file_has_one() {
+        assert_eq!(resolve("", None).unwrap().egress, Operator::default());
+        let egress = resolve(EGRESS, None).unwrap().egress;
+        assert_eq!(egress.openings().barrier().opened, ["10.20.0.0/16".parse().unwrap()]);
+        let written = serde_json::to_value(&egress).unwrap();
+        assert_eq!(written["ceiling"][0]["deny"], "secret.example.com");
+        assert_eq!(written["features"]["packages"]["rules"][0]["allow"], "packages.example.com");
+        assert_eq!(egress.warnings().len(), 2, "{:?}", egress.warnings());
+    }
+
+    #[test]
+    fn the_feature_packages_can_be_made_of_the_machine_s_own_settings() {
+        let from = |what: &str| format!("[egress.features.packages]\nfrom = \"{what}\"\n");
+        let egress = resolve(&from("host"), None).unwrap().egress;
+        let written = serde_json::to_value(&egress).unwrap();
+        assert!(written["features"]["packages"]["rules"].is_array(), "{written}");
+        for wrong in
+            [from("elsewhere"), from("host") + "rules = []\n", from("host").replace("packages", "models")]
+        {
+            assert!(format!("{:#}", resolve(&wrong, None).unwrap_err()).contains("from"), "{wrong}");
+        }
+    }
+
     #[test]
     fn mistakes_are_named() {
         let error = |file: &str| format!("{:#}", resolve(file, None).unwrap_err());
@@ -249,6 +314,15 @@ mod tests {
         assert!(error("max_lifetime_hours = 0").contains("between 1 and"));
         assert!(error("agent_silence_seconds = 1").contains("between 2 and"));
         assert!(error("domain = \"a b/c\"").contains("a b/c"));
+        let egress = |from: &str, to: &str| error(&EGRESS.replace(from, to));
+        assert!(egress("10.20.0.0/16", "169.254.0.0/16").contains("can't be opened"));
+        assert!(egress("10.20.0.0/16", "127.0.0.0/8").contains("can't be opened"));
+        assert!(egress("open_private", "open_privat").contains("open_privat"));
+        assert!(egress("8000-8010", "https").contains("egress"));
+        assert!(egress("allow = \"packages", "deny = \"packages").contains("a feature only allows"));
+        assert!(
+            egress("deny = \"secret", "allow = \"a.example\"\ndeny = \"secret").contains("metadata-service")
+        );
         assert!(error(&format!("#{}", "x".repeat(70_000))).contains("64 KiB"));
     }
 

@@ -58,6 +58,8 @@ pub(crate) struct DataDir {
 pub(crate) struct Cell {
     /// The file of the store, as this half sees it.
     pub(crate) store: PathBuf,
+    /// The folder of the receipts.
+    pub(crate) receipts: PathBuf,
     /// How much of its walls the kernel enforces; `None` if it was not started as root, and so has none.
     pub(crate) walls: Option<Enforcement>,
 }
@@ -178,10 +180,14 @@ impl DataDir {
     pub(crate) fn confine(&self) -> Result<Cell, StartupError> {
         let folder = self.path.join("serve");
         if !geteuid().is_root() {
-            return Ok(Cell { store: folder.join("store.db"), walls: None });
+            return Ok(Cell {
+                store: folder.join("store.db"),
+                receipts: folder.join("receipts"),
+                walls: None,
+            });
         }
         let walls = privilege::enter_cell(&folder, self.identity(), WithoutLandlock::Refuse)?;
-        Ok(Cell { store: "/store.db".into(), walls: Some(walls) })
+        Ok(Cell { store: "/store.db".into(), receipts: "/receipts".into(), walls: Some(walls) })
     }
 }
 

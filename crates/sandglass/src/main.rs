@@ -10,6 +10,7 @@ mod data_dir;
 mod doctor;
 mod failpoints;
 mod guest_binary;
+mod indexes;
 mod ledger;
 mod local;
 mod privileged;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         }
         Command::Run(args) => client::run(args),
         Command::Sandbox(verb) => client::sandbox(verb),
+        Command::Egress(verb) => client::egress(verb),
         Command::Ledger(args) => local::ledger(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args),

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use sandglass_egress::policy::Openings;
 use sandglass_engine::Engine;
 use sandglass_engine::fake::{FakeConfig, FakeEngine};
 use sandglass_engine::gvisor::{Driver, GvisorConfig, GvisorEngine, HostPaths};
@@ -28,6 +29,7 @@ pub(crate) fn spawn(
     cache_dir: &Path,
     guest: &Path,
     runsc: Option<&Path>,
+    openings: &Openings,
     lock: &FolderLock,
 ) -> anyhow::Result<(Child, OwnedFd)> {
     let (ours, theirs) = fdpass::pair().context("no line to the privileged half")?;
@@ -47,6 +49,9 @@ pub(crate) fn spawn(
         });
     if let Some(runsc) = runsc {
         host.arg("--runsc").arg(runsc);
+    }
+    for range in Vec::from(openings.clone()) {
+        host.arg("--open-private").arg(range.to_string());
     }
     let host = host
         .stdin(Stdio::from(theirs))
@@ -92,7 +97,9 @@ fn start(args: cli::Host) -> Result<Started, StartupError> {
             return Ok(Started { engine: Arc::new(engine), airlocks: None });
         }
     };
-    let airlocks = Arc::new(Assignments::open(&data.host(), data.instance())?);
+    let openings = Openings::try_from(args.open_private)
+        .map_err(|error| StartupError::new(Reason::Config, format!("--open-private: {error}")))?;
+    let airlocks = Arc::new(Assignments::open(&data.host(), data.instance(), openings.barrier())?);
     let engine = GvisorEngine::open(GvisorConfig {
         paths: HostPaths { data: data.host(), cache: args.cache_dir },
         instance: data.instance().clone(),

@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sandglass_control::{Control, Patience, template};
+use sandglass_control::{Control, Egress, Patience, template};
+use sandglass_egress::resolver::{FixedNames, HostResolver, Resolve};
 use sandglass_engine::host::Host;
 use sandglass_store::{SqliteStore, Store};
+use sandglass_types::error::Chain;
 use sandglass_types::{Clock as _, SystemClock};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -72,7 +74,21 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
         Engine::Fake => template::unbuilt("base"),
     };
     let base = base.map_err(StartupError::from)?;
-    let (mut host, line) = privileged::spawn(&data, &config.cache_dir, &guest, runsc.as_deref(), &lock)?;
+    for warning in config.egress.warnings() {
+        tracing::warn!("egress in the configuration: {warning}");
+    }
+    // Read now: this half will see no file of the machine any more.
+    let resolver: Arc<dyn Resolve> = match HostResolver::of_this_machine() {
+        Ok(resolver) => Arc::new(resolver),
+        Err(error) => {
+            let error = Chain(&error);
+            tracing::warn!(%error, "sandboxes can resolve no names, whatever they are allowed");
+            Arc::new(FixedNames::default())
+        }
+    };
+    let openings = config.egress.openings();
+    let (mut host, line) =
+        privileged::spawn(&data, &config.cache_dir, &guest, runsc.as_deref(), openings, &lock)?;
     let outcome = data.confine().map_err(Into::into).and_then(|cell| {
         match cell.walls {
             Some(walls) => tracing::info!(?walls, identity = ?data.identity(), "gave up all privilege"),
@@ -88,6 +104,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
                 silence: config.agent_silence,
                 ..Patience::default()
             },
+            egress: Egress { operator: config.egress, resolver, receipts: cell.receipts },
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(serve(control, &cell.store, listener, address, line))

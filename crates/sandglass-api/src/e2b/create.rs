@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use sandglass_egress::policy::{Ingress, Network, Policy, from_e2b, ingress_from_e2b};
 use sandglass_types::Digest;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -42,7 +43,7 @@ pub(crate) struct NewSandbox {
     metadata: Option<BTreeMap<String, String>>,
     /// Environment of every process.
     env_vars: Option<BTreeMap<String, String>>,
-    /// Accepted, and without effect in this version: every sandbox is sealed.
+    /// `true` unless given; either way a sandbox reaches no more than the operator's ceiling.
     #[serde(rename = "allow_internet_access")]
     allow_internet_access: Option<bool>,
     /// Only `false`.
@@ -52,7 +53,7 @@ pub(crate) struct NewSandbox {
     /// Only `{"enabled":false}`.
     #[schema(value_type = Option<AutoResume>)]
     auto_resume: Option<Object<AutoResume>>,
-    /// Only what a sealed sandbox fulfils anyway.
+    /// `allowOut` and `denyOut`; of the other options only what is so anyway.
     #[schema(value_type = Option<Object>)]
     network: Option<Object<Network>>,
     /// Only `null`.
@@ -78,20 +79,6 @@ struct Iam {
     tokens: Option<serde_json::Map<String, Value>>,
 }
 
-/// The body field `network`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Network {
-    allow_public_traffic: Option<bool>,
-    allow_out: Option<Vec<Value>>,
-    dns_servers: Option<Vec<Value>>,
-    egress_proxy: Option<Value>,
-    mask_request_host: Option<String>,
-    https_ports: Option<Vec<Value>>,
-    rules: Option<serde_json::Map<String, Value>>,
-    // `denyOut` is fulfilled whatever it says: everything is denied.
-}
-
 /// A create request that this version can fulfil.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Accepted {
@@ -101,27 +88,28 @@ pub(crate) struct Accepted {
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) allow_internet_access: Option<bool>,
+    pub(crate) policy: Policy,
 }
 
 fn unsupported(field: &str) -> ApiError {
     ApiError::invalid(format!("{field} is not supported by this version of sandglass: leave it out"))
 }
 
-impl Network {
-    /// The first option that asks for what this version lacks.
-    fn unsupported(&self) -> Option<&'static str> {
-        let filled = |list: &Option<Vec<Value>>| list.as_ref().is_some_and(|list| !list.is_empty());
-        [
-            ("network.allowPublicTraffic: false", self.allow_public_traffic == Some(false)),
-            ("network.allowOut", filled(&self.allow_out)),
-            ("network.dnsServers", filled(&self.dns_servers)),
-            ("network.egressProxy", self.egress_proxy.is_some()),
-            ("network.maskRequestHost", self.mask_request_host.as_ref().is_some_and(|host| !host.is_empty())),
-            ("network.httpsPorts", filled(&self.https_ports)),
-            ("network.rules", self.rules.as_ref().is_some_and(|rules| !rules.is_empty())),
-        ]
-        .into_iter()
-        .find_map(|(field, asked)| asked.then_some(field))
+/// What a client's network options ask for.
+///
+/// # Errors
+/// 400, in the words of E2B's server where it has some.
+pub(crate) fn policy(network: &Network, internet: Option<bool>) -> Result<Policy, ApiError> {
+    from_e2b(network, internet).map_err(|error| ApiError::invalid(error.to_string()))
+}
+
+/// Ports of sandboxes are open to whoever can reach the server.
+fn refuse_ingress(network: &Network) -> Result<(), ApiError> {
+    let ingress = ingress_from_e2b(network).map_err(|error| ApiError::invalid(error.to_string()))?;
+    match ingress {
+        Ingress { public: false, .. } => Err(unsupported("network.allowPublicTraffic: false")),
+        Ingress { request_host: Some(_), .. } => Err(unsupported("network.maskRequestHost")),
+        Ingress { public: true, request_host: None } => Ok(()),
     }
 }
 
@@ -145,9 +133,9 @@ impl NewSandbox {
         if let Some((field, _)) = asked.into_iter().find(|(_, asked)| *asked) {
             return Err(unsupported(field));
         }
-        if let Some(field) = self.network.as_ref().and_then(|Object(network)| network.unsupported()) {
-            return Err(unsupported(field));
-        }
+        let network = self.network.map(|Object(network)| network).unwrap_or_default();
+        let policy = policy(&network, self.allow_internet_access)?;
+        refuse_ingress(&network)?;
         let default_timeout = match face {
             Face::V1 => DEFAULT_TIMEOUT_V1,
             Face::V2 => DEFAULT_TIMEOUT_V2,
@@ -159,6 +147,7 @@ impl NewSandbox {
             metadata: self.metadata.unwrap_or_default(),
             env: self.env_vars.unwrap_or_default(),
             allow_internet_access: self.allow_internet_access,
+            policy,
         })
     }
 }

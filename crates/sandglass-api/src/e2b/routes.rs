@@ -7,24 +7,27 @@ use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use sandglass_control::CreateSandbox;
-use sandglass_store::{IdempotencyKey, ListFilter, Order};
+use sandglass_egress::policy::Network;
+use sandglass_engine::engine::Feature;
+use sandglass_store::{IdempotencyKey, ListFilter, Order, SandboxRow};
 use sandglass_types::{Digest, SandboxId, SandboxState, TeamId};
 use serde::Deserialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::create::{Accepted, Face, NewSandbox, positive_seconds};
+use super::create::{Accepted, Face, NewSandbox, policy, positive_seconds};
 use super::list;
 use super::wire::{ListedSandbox, Sandbox, SandboxDetail};
 use crate::auth::Caller;
-use crate::body::{Json, OptionalJson, Seconds};
+use crate::backend::Backend;
+use crate::body::{Json, Object, OptionalJson, Seconds};
 use crate::error::{ApiError, ErrorBody};
 use crate::page;
 use crate::query::{Query, metadata_filter};
 use crate::router::ApiState;
 
-/// Says what was accepted and has no effect.
+/// Says what was accepted and has less effect than its author may think.
 pub(crate) const WARNING: HeaderName = HeaderName::from_static("x-sandglass-warning");
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -38,6 +41,9 @@ const DEFAULT_REFRESH: Seconds = Seconds(15);
 /// Longest extension of one refresh, in seconds.
 const MAX_REFRESH: i64 = 3600;
 
+/// Most warnings in a header; clients bound what they read of one.
+const MAX_WARNINGS: usize = 5;
+
 /// Most pages that the list without paging collects.
 const MAX_UNPAGED: usize = 100;
 
@@ -49,6 +55,7 @@ pub(crate) fn router() -> OpenApiRouter<ApiState> {
         .routes(routes!(list_v1))
         .routes(routes!(get_sandbox, delete_sandbox))
         .routes(routes!(set_timeout))
+        .routes(routes!(set_network))
         .routes(routes!(refresh))
         .routes(routes!(connect_v2))
         .routes(routes!(connect_v1))
@@ -114,21 +121,54 @@ async fn create(
 ) -> Result<Response, ApiError> {
     let request = body.accept(face)?;
     let idempotency = idempotency(headers, &request)?;
-    let sealed = request.allow_internet_access == Some(false);
-    let Accepted { template, timeout, secured, metadata, env, allow_internet_access } = request;
-    let request =
-        CreateSandbox { template, timeout, secured, metadata, env, allow_internet_access, idempotency };
+    let Accepted { template, timeout, secured, metadata, env, allow_internet_access, policy } = request;
+    let request = CreateSandbox {
+        template,
+        timeout,
+        secured,
+        metadata,
+        env,
+        allow_internet_access,
+        policy,
+        idempotency,
+    };
     // A client that hangs up drops this future, and a half-made sandbox must not be dropped with it.
     let backend = state.backend.clone();
     let made = state.tasks.spawn(async move { backend.create(team, request).await }).await;
     let row = made.map_err(|_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error"))??;
+    let warning = warning(&*state.backend, &row);
     let sandbox = Sandbox::new(row, state.backend.domain());
     let mut response = (StatusCode::CREATED, axum::Json(sandbox)).into_response();
-    if !sealed {
-        let text = "internet access is not available in this version: every sandbox is sealed";
-        response.headers_mut().insert(WARNING, HeaderValue::from_static(text));
-    }
+    response.headers_mut().extend(warning);
     Ok(response)
+}
+
+/// The header that says what the author of a sandbox's policy should know, if there is something.
+fn warning(backend: &dyn Backend, row: &SandboxRow) -> Option<(HeaderName, HeaderValue)> {
+    let mut warnings = warnings(backend, row);
+    let more = warnings.len().saturating_sub(MAX_WARNINGS);
+    warnings.truncate(MAX_WARNINGS);
+    if more > 0 {
+        warnings.push(format!("{more} more in GET /v1/sandboxes/{}", row.id));
+    }
+    if warnings.is_empty() {
+        return None;
+    }
+    // Labels of rules and our own words: no byte of them is one that a header can't have.
+    HeaderValue::try_from(warnings.join("; ")).ok().map(|text| (WARNING, text))
+}
+
+/// What the author of a sandbox's policy should know.
+pub(crate) fn warnings(backend: &dyn Backend, row: &SandboxRow) -> Vec<String> {
+    if backend.engine().refuses(Feature::Airlock) {
+        return vec![
+            "sandboxes of this engine have the network of the machine: no policy is enforced".into(),
+        ];
+    }
+    match backend.effective(row) {
+        Ok((_, warnings)) => warnings.iter().map(ToString::to_string).collect(),
+        Err(error) => vec![format!("it is sealed, because its policy can't be enforced: {error}")],
+    }
 }
 
 #[utoipa::path(post, path = "/v2/sandboxes", tag = "e2b", request_body = NewSandbox, responses(
@@ -238,6 +278,36 @@ async fn delete_sandbox(
 ) -> Result<StatusCode, ApiError> {
     state.backend.kill(caller.0, &id).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// The body of `PUT /sandboxes/{id}/network`: all that is asked for from now on. What is left out is cleared.
+#[derive(Debug, Deserialize)]
+struct SetNetwork {
+    #[serde(flatten)]
+    network: Network,
+    allow_internet_access: Option<bool>,
+}
+
+#[utoipa::path(put, path = "/sandboxes/{id}/network", tag = "e2b", params(("id" = String, Path)),
+    request_body(content = Object, description = "`allowOut`, `denyOut` and `allow_internet_access`, as at creation"),
+    responses(
+    (status = 204, description = "In force; connections that are not allowed any more are cut",
+     headers(("x-sandglass-warning" = String, description = "if there is something to know about it"))),
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
+async fn set_network(
+    State(state): State<ApiState>,
+    caller: Caller,
+    Named(id): Named,
+    Json(Object(body)): Json<Object<SetNetwork>>,
+) -> Result<Response, ApiError> {
+    let policy = policy(&body.network, body.allow_internet_access)?;
+    let backend = &state.backend;
+    backend.set_policy(caller.0, &id, policy, body.allow_internet_access).await?;
+    let row = backend.sandbox(caller.0, &id).await?;
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    response.headers_mut().extend(warning(&**backend, &row));
+    Ok(response)
 }
 
 /// The body of `POST /sandboxes/{id}/timeout`.

@@ -16,7 +16,6 @@ pub(crate) const ENDPOINTS: &[(&str, &str, &str)] = &[
     ("GET", "/v2/sandboxes/{id}/logs", "logs"),
     ("POST", "/sandboxes/{id}/pause", "pausing"),
     ("POST", "/sandboxes/{id}/resume", "resuming"),
-    ("PUT", "/sandboxes/{id}/network", "changing the network policy"),
     ("POST", "/sandboxes/{id}/snapshots", "snapshots"),
     ("GET", "/snapshots", "snapshots"),
     ("POST", "/sandboxes/{id}/fork", "forking"),

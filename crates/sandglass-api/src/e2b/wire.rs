@@ -118,7 +118,7 @@ pub(crate) struct SandboxDetail {
     /// What the guest API wants as `X-Access-Token`; absent if it is open.
     #[serde(skip_serializing_if = "Option::is_none")]
     envd_access_token: Option<String>,
-    /// As the client asked at creation. Whatever it says, sandboxes are sealed in this version.
+    /// As the client asked. Whatever it says, a sandbox reaches no more than the operator's ceiling.
     allow_internet_access: Option<bool>,
     /// Under which the sandbox's ports have host names.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -141,6 +141,7 @@ impl SandboxDetail {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use sandglass_egress::policy::Policy;
     use sandglass_types::{Digest, Generation, Limits, NodeId, SandboxState, TeamId};
 
     /// A running sandbox with every field set.
@@ -156,6 +157,7 @@ pub(crate) mod tests {
             metadata: BTreeMap::from([("a".into(), "b c".into())]),
             env: BTreeMap::from([("SECRET".into(), "hunter2".into())]),
             allow_internet_access: Some(false),
+            policy: Policy::default(),
             state: SandboxState::Running,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(1_764_424_800_123),

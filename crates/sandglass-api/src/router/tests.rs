@@ -122,7 +122,10 @@ async fn create_answers_as_the_sdk_reads_it() {
         assert!(sandbox[field].is_string(), "{field}");
     }
     assert_eq!(sandbox["domain"], "sbx.test");
-    assert!(answer.header("x-sandglass-warning").unwrap().contains("sealed"));
+    assert_eq!(
+        answer.header("x-sandglass-warning").unwrap(),
+        "the rule internet asks for the open internet, but gets what the operator allows: 1 rules"
+    );
     assert!(answer.header("x-request-id").is_some());
     let row = face.fake.row(sandbox["sandboxID"].as_str().unwrap()).unwrap();
     assert_eq!(row.env["X"], "1");
@@ -137,6 +140,62 @@ async fn create_answers_as_the_sdk_reads_it() {
     let bearer = format!("Bearer {KEY}");
     let answer = face.send("GET", "/sandboxes", &[("authorization", &bearer)], "").await;
     assert_eq!(answer.json().as_array().unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn the_network_of_a_sandbox_is_replaced_and_explained() {
+    let face = Face::new();
+    let body = r#"{"templateID":"base","network":{"allowOut":["a.example.com"],"denyOut":["0.0.0.0/0"]}}"#;
+    let made = face.ask("POST", "/v2/sandboxes", body).await;
+    let id = made.json()["sandboxID"].as_str().unwrap().to_owned();
+    let explain =
+        async |query: &str| face.ask("GET", &format!("/v1/sandboxes/{id}/egress/explain?{query}"), "").await;
+    let allowed = explain("host=a.example.com").await.json();
+    assert_eq!((&allowed["allowed"], &allowed["port"]), (&json!(true), &json!(443)));
+    assert_eq!(allowed["rule"], "request/allow-out-1 within ceiling/rule-1");
+    let denied = explain("host=b.example.com&port=80").await.json();
+    assert_eq!((&denied["allowed"], &denied["rule"]), (&json!(false), &json!("request/deny-out-1")));
+    assert!(denied["remedy"].as_str().unwrap().contains("deny-out-1"), "{denied}");
+    let metadata = explain("host=169.254.169.254&port=80").await.json();
+    assert_eq!(metadata["rule"], "always/metadata");
+    for query in ["", "host=", "host=0x7f.1%20", "host=a.example&port=0", "host=a.example&port=x"] {
+        explain(query).await.error(400);
+    }
+    let native = face.ask("GET", &format!("/v1/sandboxes/{id}"), "").await.json();
+    assert_eq!(native["network"], "policy");
+    assert_eq!(native["policy"]["rules"][0]["allow"], "a.example.com");
+    assert!(native["warnings"][0].as_str().unwrap().contains("TLS"), "{native}");
+
+    let network = format!("/sandboxes/{id}/network");
+    for (body, said) in [
+        (r#"{"allowOut":["b.example.com"]}"#, "you must include 'ALL_TRAFFIC'"),
+        (r#"{"denyOut":["b.example.com"]}"#, "invalid denied CIDR b.example.com"),
+        (r#"{"egressProxy":{"address":"p:1"}}"#, "network.egressProxy is not supported"),
+        (r#"{"allowOut":"all"}"#, "expected a sequence"),
+        ("[]", ""),
+    ] {
+        let error = face.ask("PUT", &network, body).await.error(400);
+        assert!(error.contains(said), "{error}");
+    }
+    let sealed = face.ask("PUT", &network, r#"{"allow_internet_access":false}"#).await;
+    assert_eq!((sealed.status, sealed.header("x-sandglass-warning")), (204, None));
+    assert_eq!(explain("host=a.example.com").await.json()["rule"], "request/no-internet");
+    assert_eq!(face.ask("GET", &format!("/sandboxes/{id}"), "").await.json()["allowInternetAccess"], false);
+    let open = face.ask("PUT", &network, "{}").await;
+    assert!(open.header("x-sandglass-warning").unwrap().contains("open internet"));
+    assert_eq!(explain("host=a.example.com").await.json()["allowed"], true);
+
+    let receipts = format!("/v1/sandboxes/{id}/egress");
+    assert_eq!(face.ask("GET", &receipts, "").await.body, "[{\"number\": 0},\n{\"number\": 1}]");
+    assert_eq!(face.ask("GET", &format!("{receipts}?limit=1"), "").await.json(), json!([{"number": 1}]));
+    for limit in ["0", "1001", "x", "-1"] {
+        face.ask("GET", &format!("{receipts}?limit={limit}"), "").await.error(400);
+    }
+    for path in [&network, &receipts] {
+        let method = if path == &network { "PUT" } else { "GET" };
+        let other = face.send(method, path, &[("x-api-key", OTHER_KEY)], "{}").await;
+        other.error(404);
+    }
 }
 
 #[tokio::test]
@@ -327,7 +386,7 @@ async fn native_answers_say_what_isolates() {
     let answer = face.ask("GET", &format!("/v1/sandboxes/{id}"), "").await;
     let sandbox = answer.json();
     assert_eq!(sandbox["engine"], "fake");
-    assert_eq!(sandbox["network"], "sealed");
+    assert_eq!(sandbox["network"], "policy");
     assert_eq!(sandbox["usage"]["cpu_micros"], 7);
     assert_eq!(sandbox["events"][0]["at"], "1970-01-01T00:00:00.000Z");
     assert_eq!(sandbox["limits"]["memory_mib"], 1024);

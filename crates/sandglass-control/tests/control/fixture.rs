@@ -8,7 +8,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use sandglass_control::{Config, Control, CreateSandbox, Patience, template};
+use sandglass_control::{Config, Control, CreateSandbox, Egress, Patience, template};
+use sandglass_egress::policy::{Operator, Policy};
+use sandglass_egress::resolver::FixedNames;
 use sandglass_engine::Engine;
 use sandglass_engine::fake::{FakeConfig, FakeEngine};
 use sandglass_engine::host::{Host, server};
@@ -104,6 +106,11 @@ impl World {
             max_lifetime: DAY,
             domain: None,
             patience: self.patience,
+            egress: Egress {
+                operator: Operator::default(),
+                resolver: Arc::new(FixedNames::default()),
+                receipts: self.dir.path().join("receipts"),
+            },
         };
         let shared: Arc<dyn Store> = Arc::<SqliteStore>::clone(&store);
         let control = Control::start(config, shared, host, Arc::<ManualClock>::clone(&self.clock)).await?;
@@ -146,6 +153,7 @@ pub(crate) fn request(timeout: Duration) -> CreateSandbox {
         metadata: BTreeMap::new(),
         env: BTreeMap::new(),
         allow_internet_access: None,
+        policy: Policy::default(),
         idempotency: None,
     }
 }

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
-use sandglass_control::Patience;
-use sandglass_types::{EndReason, SandboxState};
+use sandglass_control::{CreateSandbox, Patience};
+use sandglass_egress::policy::Policy;
+use sandglass_types::{EndReason, ErrorKind, SandboxState};
 
-use crate::fixture::{World, eventually, runs, signal, written};
+use crate::fixture::{HOUR, Server, World, eventually, request, runs, signal, written};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_run_on_and_are_found_again() {
@@ -101,6 +102,38 @@ async fn without_its_host_a_server_fails_every_verb_and_loses_nothing() {
         Some(())
     })
     .await;
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_is_checked_before_anything_is_made_and_kept_over_a_restart() {
+    let world = World::new();
+    let server = world.start().await.unwrap();
+    let policy = |text| serde_json::from_str::<Policy>(text).unwrap();
+    let unknown = policy(r#"{"features": ["models"]}"#);
+    let asked = CreateSandbox { policy: unknown.clone(), ..request(HOUR) };
+    let error = server.control.create(server.team, asked).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("no feature models"), "{error}");
+    assert!(server.in_state(SandboxState::Ended).await.is_empty());
+
+    let id = server.create().await;
+    let wanted = policy(r#"{"rules": [{"allow": "example.com"}]}"#);
+    let replace = async |server: &Server, policy: &Policy| {
+        server.control.set_policy(server.team, &id, policy.clone(), Some(true)).await
+    };
+    replace(&server, &wanted).await.unwrap();
+    assert_eq!(replace(&server, &unknown).await.unwrap_err().kind(), ErrorKind::Invalid);
+    server.stop().await;
+    let server = world.start().await.unwrap();
+    let row = server.row(&id).await;
+    assert_eq!((&row.policy, row.allow_internet_access), (&wanted, Some(true)));
+    // Its operator allows nothing.
+    assert!(server.control.effective(&row).unwrap().0.is_sealed());
+    server.kill(&id).await;
+    assert_eq!(replace(&server, &wanted).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(server.control.receipts(server.team, &id, 10).await.unwrap().is_empty());
     world.nothing_left().await;
     server.stop().await;
 }

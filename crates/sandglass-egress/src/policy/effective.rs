@@ -144,6 +144,13 @@ impl Effective {
         Ok((effective, warnings))
     }
 
+    /// Whether nothing at all leaves, because one side allows nothing.
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        let allows = |layer: &Layer| layer.rules.iter().any(|(_, rule)| rule.action == Action::Allow);
+        !(allows(&self.request) && allows(&self.ceiling))
+    }
+
     fn warnings(&self) -> Vec<Warning> {
         let mut warnings = Vec::new();
         let everything = |layer: &Layer| layer.rules.iter().any(|(_, rule)| allows_everything(rule));

@@ -3,6 +3,7 @@
 //! Ranges: the IANA registries of special-purpose addresses (RFC 6890 and its updates). Metadata endpoints: the
 //! documentation of the clouds named beside each.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -213,6 +214,37 @@ impl From<Openings> for Vec<Cidr> {
     fn from(openings: Openings) -> Self {
         openings.0
     }
+}
+
+/// The ranges of IPv4 that are held up whatever rules say, for a packet filter: a second barrier behind
+/// [`decide`](super::decide).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Barrier {
+    /// Nothing passes.
+    pub never: Vec<Cidr>,
+    /// Nothing passes but what is for [`Self::opened`].
+    pub closed: Vec<Cidr>,
+    /// What the operator opened.
+    pub opened: Vec<Cidr>,
+}
+
+impl Openings {
+    /// The barrier with these openings in it. No range of a list covers another one of that list.
+    #[must_use]
+    pub fn barrier(&self) -> Barrier {
+        let special = |can_be_opened: bool| {
+            let of_kind = SPECIAL.iter().filter(move |(_, class)| class.can_be_opened() == can_be_opened);
+            outermost(of_kind.map(|(range, _)| *range))
+        };
+        Barrier { never: special(false), closed: special(true), opened: outermost(self.0.iter().copied()) }
+    }
+}
+
+/// The ranges of IPv4 that no other one covers, in order.
+fn outermost(ranges: impl Iterator<Item = Cidr>) -> Vec<Cidr> {
+    let ranges: BTreeSet<Cidr> = ranges.filter(|range| !range.is_v6()).collect();
+    let covered = |range: &Cidr| ranges.iter().any(|other| other != range && other.covers(range));
+    ranges.iter().filter(|range| !covered(range)).copied().collect()
 }
 
 /// Why `address`, in canonical form, is never reached, whatever rules say.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fs_err as fs;
+use sandglass_egress::policy::Barrier;
 use sandglass_linux::namespace::PinFolder;
 use sandglass_types::{InstanceId, SandboxId};
 
@@ -28,11 +29,11 @@ pub struct Assignments {
 impl Assignments {
     /// Takes up the assignments of an instance, removes slots that nobody has, and starts the pool.
     ///
-    /// `data` is the host's folder; `data/slots` and `data/ns` belong to this.
+    /// `data` is the host's folder; `data/slots` and `data/ns` belong to this. Slots from now on hold `barrier`.
     ///
     /// # Errors
     /// The step that failed.
-    pub fn open(data: &Path, instance: &InstanceId) -> Result<Self, NetworkError> {
+    pub fn open(data: &Path, instance: &InstanceId, barrier: Barrier) -> Result<Self, NetworkError> {
         let folder = data.join("slots");
         let pins = data.join("ns");
         for needed in [&folder, &pins] {
@@ -45,7 +46,7 @@ impl Assignments {
         for id in ids(&folder)? {
             owned.extend(read(&folder.join(id.as_str()))?);
         }
-        let pool = Pool::start(Arc::clone(&pins), instance.clone(), DEFAULT_SIZE, &owned)?;
+        let pool = Pool::start(Arc::clone(&pins), instance.clone(), barrier, DEFAULT_SIZE, &owned)?;
         Ok(Self { folder, pins, pool })
     }
 
@@ -165,6 +166,8 @@ fn read(file: &Path) -> Result<Option<SlotName>, NetworkError> {
 
 #[cfg(test)]
 mod tests {
+    use sandglass_egress::policy::Openings;
+
     use super::*;
 
     /// Needs root, as all that makes namespaces does.
@@ -173,7 +176,8 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let instance = InstanceId::random();
         let (kept, released) = (SandboxId::random(), SandboxId::random());
-        let open = || Assignments::open(data.path(), &instance).unwrap();
+        let barrier = Openings::default().barrier();
+        let open = || Assignments::open(data.path(), &instance, barrier.clone()).unwrap();
 
         let first = open();
         let path = first.assign(&kept).unwrap();
@@ -188,7 +192,7 @@ mod tests {
         // A server that was killed between taking a slot and remembering it.
         let folder = data.path().join("ns");
         let pins = Arc::new(PinFolder::open(&folder).unwrap());
-        let forgotten = Slot::create(&pins, &instance).unwrap();
+        let forgotten = Slot::create(&pins, &instance, &barrier).unwrap();
         // And one that was killed while it remembered.
         let unfinished = data.path().join("slots").join(format!(".{released}"));
         fs::write(&unfinished, "").unwrap();

@@ -16,6 +16,9 @@ pub const GUEST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 11, 12, 2);
 /// The airlock's address: the guest's only neighbour and its gateway.
 pub const AIRLOCK_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 11, 12, 1);
 
+/// The network of the two, in every sandbox.
+pub const AIRLOCK_NETWORK: Ipv4Addr = Ipv4Addr::new(10, 11, 12, 0);
+
 /// Length of the prefix that the two share, in bits.
 pub const PREFIX_LEN: u8 = 30;
 
@@ -27,6 +30,9 @@ pub const AIRLOCK_MAC: Mac = Mac([0x02, 0x0a, 0x00, 0x0a, 0x00, 0x01]);
 
 /// Where the server's name service listens in the airlock, over UDP and TCP.
 pub const DNS_PORT: u16 = 53;
+
+/// Where the server listens in the airlock for all other connections of the guest, whatever their port was.
+pub const EGRESS_PORT: u16 = 15001;
 
 /// The interface in the inner namespace; engines look for it by this name.
 pub(super) const INNER_LINK: &str = "eth0";

@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use sandglass_egress::policy::Barrier;
 use sandglass_linux::namespace::PinFolder;
 use sandglass_types::InstanceId;
 
@@ -35,6 +36,7 @@ pub struct Pool {
 struct Shared {
     pins: Arc<PinFolder>,
     instance: InstanceId,
+    barrier: Barrier,
     size: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -51,13 +53,14 @@ struct State {
 
 impl Pool {
     /// Removes every slot of `instance` that is not in `owned`, as a server that died leaves them, and starts to
-    /// make `size` new ones.
+    /// make `size` new ones behind `barrier`.
     ///
     /// # Errors
     /// A leftover can't be removed, or there is no thread.
     pub fn start(
         pins: Arc<PinFolder>,
         instance: InstanceId,
+        barrier: Barrier,
         size: usize,
         owned: &BTreeSet<SlotName>,
     ) -> Result<Self, NetworkError> {
@@ -68,7 +71,7 @@ impl Pool {
             }
         }
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { pins, instance, size, state, changed });
+        let shared = Arc::new(Shared { pins, instance, barrier, size, state, changed });
         let filler = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("network-pool".into())
@@ -92,7 +95,7 @@ impl Pool {
             state.ready.pop()
         };
         self.shared.changed.notify_all();
-        ready.map_or_else(|| Slot::create(&self.shared.pins, &self.shared.instance), Ok)
+        ready.map_or_else(|| self.shared.make(), Ok)
     }
 
     /// The names of the slots that are ready and belong to no sandbox yet.
@@ -132,6 +135,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn make(&self) -> Result<Slot, NetworkError> {
+        Slot::create(&self.pins, &self.instance, &self.barrier)
+    }
+
     /// Waits until a slot is wanted; `false` when the pool ends.
     fn wanted(&self) -> bool {
         let mut state = self.lock();
@@ -155,7 +162,7 @@ impl Shared {
 
     fn fill(&self) {
         while self.wanted() {
-            let made = Slot::create(&self.pins, &self.instance);
+            let made = self.make();
             let mut state = self.lock();
             match made {
                 Ok(slot) if state.stopping => {

@@ -1,18 +1,33 @@
 //! The packet filter of an airlock, as text.
 
-use super::plan::{AIRLOCK_ADDRESS, DNS_PORT, GUEST_ADDRESS};
+use sandglass_egress::policy::Barrier;
+use sandglass_types::net::Cidr;
+
+use super::plan::{AIRLOCK_ADDRESS, AIRLOCK_NETWORK, DNS_PORT, EGRESS_PORT, GUEST_ADDRESS, PREFIX_LEN};
+
+/// Most connections of one guest at a time, those for names not counted.
+pub(super) const MAX_CONNECTIONS: u16 = 1024;
 
 /// The rules that seal an airlock whose link is `link`.
 ///
 /// `guard` decides before anything else in the kernel looks at where a packet goes: with no route to what the guest
 /// wants, later chains would never see most of it. It comes after connection tracking (priority -200), so that
 /// answers to the server's own connections are known, and before the redirection (-100), so that it sees what the
-/// guest asked for. A packet that it drops is not tracked, so only name queries can fill the table of connections,
-/// and those are limited.
+/// guest asked for. A packet that it drops is not tracked, so only name queries and connections that are let in can fill
+/// the table of connections, and both are limited.
+///
+/// What `barrier` holds up is reset here, whatever the server would say. So are the slot's own addresses, also where
+/// the operator opened the range that they are of.
 ///
 /// `output` lets the server reach the guest and nothing else, the resets of `guard` included.
 #[must_use]
-pub fn ruleset(link: &str) -> String {
+pub fn ruleset(link: &str, barrier: &Barrier) -> String {
+    let never = set(&barrier.never);
+    let closed = set(&barrier.closed);
+    let except = match barrier.opened.as_slice() {
+        [] => String::new(),
+        opened => format!(" ip daddr != {}", set(opened)),
+    };
     format!(
         r#"table inet sandglass {{
 	chain guard {{
@@ -25,13 +40,20 @@ pub fn ruleset(link: &str) -> String {
 		udp dport {DNS_PORT} accept
 		tcp dport {DNS_PORT} ct state new limit rate over 50/second burst 100 packets drop
 		tcp dport {DNS_PORT} accept
-		meta l4proto tcp reject with tcp reset
+		meta l4proto != tcp drop
+		ip daddr {AIRLOCK_NETWORK}/{PREFIX_LEN} reject with tcp reset
+		ip daddr {never} reject with tcp reset
+		ip daddr {closed}{except} reject with tcp reset
+		ct state new limit rate over 200/second burst 1000 packets drop
+		ct state new ct count over {MAX_CONNECTIONS} reject with tcp reset
+		accept
 	}}
 
 	chain redirection {{
 		type nat hook prerouting priority -100; policy accept;
 		udp dport {DNS_PORT} redirect to :{DNS_PORT}
 		tcp dport {DNS_PORT} redirect to :{DNS_PORT}
+		meta l4proto tcp redirect to :{EGRESS_PORT}
 	}}
 
 	chain input {{
@@ -39,7 +61,7 @@ pub fn ruleset(link: &str) -> String {
 		iifname != "{link}" drop
 		ct direction reply ct state established accept
 		ip daddr {AIRLOCK_ADDRESS} udp dport {DNS_PORT} accept
-		ip daddr {AIRLOCK_ADDRESS} tcp dport {DNS_PORT} accept
+		ip daddr {AIRLOCK_ADDRESS} tcp dport {{ {DNS_PORT}, {EGRESS_PORT} }} accept
 	}}
 
 	chain forward {{
@@ -57,13 +79,22 @@ pub fn ruleset(link: &str) -> String {
     )
 }
 
+/// A set of ranges, of which there is at least one.
+fn set(ranges: &[Cidr]) -> String {
+    let ranges: Vec<_> = ranges.iter().map(Cidr::to_string).collect();
+    format!("{{ {} }}", ranges.join(", "))
+}
+
 #[cfg(test)]
 mod tests {
+    use sandglass_egress::policy::Openings;
+
     use super::*;
 
     #[test]
     fn the_text_is_reviewed() {
-        insta::assert_snapshot!(ruleset("sginst0001abcde"), @r#"
+        let barrier = Openings::default().barrier();
+        insta::assert_snapshot!(ruleset("sginst0001abcde", &barrier), @r#"
 table inet sandglass {
 	chain guard {
 		type filter hook prerouting priority -150; policy drop;
@@ -75,13 +106,20 @@ table inet sandglass {
 		udp dport 53 accept
 		tcp dport 53 ct state new limit rate over 50/second burst 100 packets drop
 		tcp dport 53 accept
-		meta l4proto tcp reject with tcp reset
+		meta l4proto != tcp drop
+		ip daddr 10.11.12.0/30 reject with tcp reset
+		ip daddr { 0.0.0.0/8, 100.100.100.200/32, 127.0.0.0/8, 168.63.129.16/32, 169.254.0.0/16, 192.0.0.0/24, 192.31.196.0/24, 192.52.193.0/24, 192.88.99.0/24, 192.175.48.0/24, 224.0.0.0/4, 240.0.0.0/4 } reject with tcp reset
+		ip daddr { 10.0.0.0/8, 100.64.0.0/10, 172.16.0.0/12, 192.0.2.0/24, 192.168.0.0/16, 198.18.0.0/15, 198.51.100.0/24, 203.0.113.0/24 } reject with tcp reset
+		ct state new limit rate over 200/second burst 1000 packets drop
+		ct state new ct count over 1024 reject with tcp reset
+		accept
 	}
 
 	chain redirection {
 		type nat hook prerouting priority -100; policy accept;
 		udp dport 53 redirect to :53
 		tcp dport 53 redirect to :53
+		meta l4proto tcp redirect to :15001
 	}
 
 	chain input {
@@ -89,7 +127,7 @@ table inet sandglass {
 		iifname != "sginst0001abcde" drop
 		ct direction reply ct state established accept
 		ip daddr 10.11.12.1 udp dport 53 accept
-		ip daddr 10.11.12.1 tcp dport 53 accept
+		ip daddr 10.11.12.1 tcp dport { 53, 15001 } accept
 	}
 
 	chain forward {
@@ -104,5 +142,15 @@ table inet sandglass {
 	}
 }
 "#);
+    }
+
+    #[test]
+    fn an_opened_range_is_an_exception_to_the_closed_ones_alone() {
+        let opened: Vec<Cidr> = vec!["10.1.0.0/16".parse().unwrap(), "fd00::/8".parse().unwrap()];
+        let (with, without) = (Openings::try_from(opened).unwrap(), Openings::default());
+        let text = |openings: &Openings| ruleset("x", &openings.barrier());
+        let added = text(&with).replace(" ip daddr != { 10.1.0.0/16 } reject", " reject");
+        assert_ne!(text(&with), text(&without));
+        assert_eq!(added, text(&without));
     }
 }

@@ -8,19 +8,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, Protocol, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt,
+};
+use sandglass_egress::policy::Barrier;
 use sandglass_linux::namespace::{Netns, PinFolder};
 use sandglass_linux::netlink::{Rtnetlink, VethPeer};
 use sandglass_linux::{nft, packet};
 use sandglass_types::InstanceId;
 
 use super::plan::{AIRLOCK_ADDRESS, AIRLOCK_MAC, GUEST_ADDRESS, GUEST_MAC, INNER_LINK, PREFIX_LEN};
-use super::ruleset::ruleset;
-use super::{DNS_PORT, NetworkError, SlotName, step};
+use super::ruleset::{MAX_CONNECTIONS, ruleset};
+use super::{DNS_PORT, EGRESS_PORT, NetworkError, SlotName, step};
 use crate::engine::AirlockSocket;
 
 /// How many connections may wait to be accepted by the name service.
-const DNS_BACKLOG: i32 = 64;
+const DNS_BACKLOG: u16 = 64;
+
+/// The same for all other connections: as many as the rules let in.
+const EGRESS_BACKLOG: u16 = MAX_CONNECTIONS;
 
 /// Buffer of each direction of a packet socket, in bytes: what `runsc` gives the ones that it opens itself.
 const LINK_BUFFER: u32 = 4 << 20;
@@ -73,16 +79,20 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Makes a slot that no sandbox has used.
+    /// Makes a slot that no sandbox has used. `barrier` stays what it is for as long as the slot exists.
     ///
     /// # Errors
     /// The step that failed; nothing is left of it.
-    pub fn create(pins: &Arc<PinFolder>, instance: &InstanceId) -> Result<Self, NetworkError> {
+    pub fn create(
+        pins: &Arc<PinFolder>,
+        instance: &InstanceId,
+        barrier: &Barrier,
+    ) -> Result<Self, NetworkError> {
         let inner = Netns::create().map_err(step("make the inner namespace"))?;
         let airlock = Netns::create().map_err(step("make the airlock"))?;
         sandglass_failpoint::hit("network.slot.pin").map_err(step("pin the inner namespace"))?;
         let slot = Self::pin(pins, instance, &inner, &airlock)?;
-        match slot.set_up(&inner, &airlock) {
+        match slot.set_up(&inner, &airlock, barrier) {
             Ok(()) => Ok(slot),
             Err(error) => {
                 if let Err(error) = slot.destroy() {
@@ -227,11 +237,11 @@ impl Slot {
     }
 
     /// Seals the airlock before a link in it is up, so no packet ever passes unfiltered.
-    fn set_up(&self, inner: &Netns, airlock: &Netns) -> Result<(), NetworkError> {
+    fn set_up(&self, inner: &Netns, airlock: &Netns, barrier: &Barrier) -> Result<(), NetworkError> {
         let link = self.name.airlock_link();
         airlock.run(|| write_settings(AIRLOCK_SETTINGS)).flatten().map_err(step("configure the airlock"))?;
         sandglass_failpoint::hit("network.slot.seal").map_err(step("seal the airlock"))?;
-        nft::apply(airlock, &ruleset(&link))?;
+        nft::apply(airlock, &ruleset(&link, barrier))?;
         sandglass_failpoint::hit("network.slot.inside").map_err(step("set up the guest's interface"))?;
         let inside = inner.run(|| {
             write_settings(INNER_SETTINGS)?;
@@ -320,22 +330,28 @@ fn wait_until_operational(name: &str) -> io::Result<()> {
 }
 
 fn make_socket(socket: AirlockSocket) -> io::Result<OwnedFd> {
-    let (kind, protocol) = match socket {
-        AirlockSocket::DnsUdp => (SocketType::DGRAM, ipproto::UDP),
-        AirlockSocket::DnsTcp | AirlockSocket::TcpToGuest => (SocketType::STREAM, ipproto::TCP),
-    };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = socket_with(AddressFamily::INET, kind, flags, Some(protocol))?;
-    let dns = SocketAddrV4::new(AIRLOCK_ADDRESS, DNS_PORT);
     match socket {
-        AirlockSocket::DnsUdp => bind(&fd, &dns)?,
-        AirlockSocket::DnsTcp => {
-            // Connections of a server that died may linger.
-            sockopt::set_socket_reuseaddr(&fd, true)?;
-            bind(&fd, &dns)?;
-            listen(&fd, DNS_BACKLOG)?;
+        AirlockSocket::DnsUdp => {
+            let fd = open(SocketType::DGRAM, ipproto::UDP)?;
+            bind(&fd, &SocketAddrV4::new(AIRLOCK_ADDRESS, DNS_PORT))?;
+            Ok(fd)
         }
-        AirlockSocket::TcpToGuest => {}
+        AirlockSocket::DnsTcp => listening(DNS_PORT, DNS_BACKLOG),
+        AirlockSocket::TcpEgress => listening(EGRESS_PORT, EGRESS_BACKLOG),
+        AirlockSocket::TcpToGuest => open(SocketType::STREAM, ipproto::TCP),
     }
+}
+
+fn listening(port: u16, backlog: u16) -> io::Result<OwnedFd> {
+    let fd = open(SocketType::STREAM, ipproto::TCP)?;
+    // Connections of a server that died may linger.
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    bind(&fd, &SocketAddrV4::new(AIRLOCK_ADDRESS, port))?;
+    listen(&fd, backlog.into())?;
     Ok(fd)
+}
+
+fn open(kind: SocketType, protocol: Protocol) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(AddressFamily::INET, kind, flags, Some(protocol))?)
 }

@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use sandglass_egress::policy::{Barrier, Openings};
 use sandglass_linux::namespace::{Netns, PinFolder};
 use sandglass_linux::netlink::{Mac, Rtnetlink, VethPeer};
 use sandglass_linux::nft;
+use sandglass_linux::redirect::original_destination;
 use sandglass_types::InstanceId;
 
 use super::*;
@@ -40,7 +42,12 @@ impl Bench {
     }
 
     fn slot(&self) -> Slot {
-        Slot::create(&self.pins, &self.instance).unwrap()
+        self.slot_behind(&[])
+    }
+
+    /// A slot where these ranges are opened.
+    fn slot_behind(&self, opened: &[&str]) -> Slot {
+        Slot::create(&self.pins, &self.instance, &barrier(opened)).unwrap()
     }
 
     fn pin_names(&self) -> Vec<String> {
@@ -68,6 +75,11 @@ impl Drop for Bench {
         }
         unmount(self.directory.path(), UnmountFlags::NOFOLLOW).unwrap();
     }
+}
+
+fn barrier(opened: &[&str]) -> Barrier {
+    let ranges: Vec<_> = opened.iter().map(|range| range.parse().unwrap()).collect();
+    Openings::try_from(ranges).unwrap().barrier()
 }
 
 fn udp(fd: OwnedFd) -> UdpSocket {
@@ -186,9 +198,117 @@ fn every_other_connection_is_reset_at_once() {
 fn a_connection_without_a_server_is_reset() {
     let bench = Bench::new();
     let slot = bench.slot();
-    let (result, took) = connect_from_guest(&bench, &slot, "8.8.8.8:53", PATIENCE);
-    assert_eq!(result.unwrap_err().kind(), ErrorKind::ConnectionRefused);
-    assert!(took < AT_ONCE);
+    let server = egress(&slot);
+    let control = connect_from_guest(&bench, &slot, "93.184.216.34:443", PATIENCE).0.unwrap();
+    let (mut accepted, _) = server.accept().unwrap();
+    // What is under way as the server dies, and what comes later.
+    drop(server);
+    accepted.write_all(b"half").unwrap();
+    drop(accepted);
+    let mut rest = Vec::new();
+    let _reset = (&control).read_to_end(&mut rest);
+    assert_eq!(rest, b"half");
+    for to in ["8.8.8.8:53", "93.184.216.34:443"] {
+        let (result, took) = connect_from_guest(&bench, &slot, to, PATIENCE);
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        assert!(took < AT_ONCE);
+    }
+}
+
+fn egress(slot: &Slot) -> TcpListener {
+    let server = TcpListener::from(slot.airlock_socket(AirlockSocket::TcpEgress).unwrap());
+    server.set_nonblocking(false).unwrap();
+    server
+}
+
+#[test]
+fn a_connection_to_anywhere_reaches_the_server_which_knows_where_it_was_going() {
+    let bench = Bench::new();
+    let slot = bench.slot();
+    let server = egress(&slot);
+    for to in ["93.184.216.34:443", "93.184.216.34:80", "8.8.8.8:853", "1.2.3.4:15001", "9.9.9.9:65535"] {
+        let mut guest = connect_from_guest(&bench, &slot, to, PATIENCE).0.unwrap();
+        let (mut accepted, from) = server.accept().unwrap();
+        assert_eq!(from.ip(), IpAddr::from(GUEST_ADDRESS));
+        assert_eq!(original_destination(&accepted).unwrap().to_string(), to);
+        assert_eq!(guest.peer_addr().unwrap().to_string(), to);
+        guest.write_all(b"hello").unwrap();
+        let mut buffer = [0; 5];
+        accepted.read_exact(&mut buffer).unwrap();
+        accepted.write_all(b"reply").unwrap();
+        guest.read_exact(&mut buffer).unwrap();
+        assert_eq!(&buffer, b"reply");
+    }
+}
+
+#[test]
+fn what_is_always_denied_never_reaches_the_server() {
+    let bench = Bench::new();
+    let (closed, opened) = (bench.slot(), bench.slot_behind(&["10.0.0.0/9", "100.64.0.0/10"]));
+    let refused = |slot: &Slot, to: &str| {
+        let (result, took) = connect_from_guest(&bench, slot, to, PATIENCE);
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::ConnectionRefused, "{to}");
+        assert!(took < AT_ONCE, "{to}: {took:?}");
+    };
+    let always = [
+        "169.254.169.254:80",
+        "169.254.170.2:80",
+        "100.100.100.200:80",
+        "168.63.129.16:80",
+        "10.11.12.1:22",
+        "10.11.12.1:15001",
+        "192.168.1.1:80",
+        "172.16.0.1:80",
+        "192.0.2.1:443",
+        "198.18.0.1:443",
+        "240.0.0.1:443",
+        "10.128.0.1:443",
+    ];
+    for slot in [&closed, &opened] {
+        let server = egress(slot);
+        always.iter().for_each(|to| refused(slot, to));
+        server.set_nonblocking(true).unwrap();
+        assert_eq!(server.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
+    for to in ["10.1.2.3:80", "100.64.0.1:80"] {
+        {
+            let _server = egress(&closed);
+            refused(&closed, to);
+        }
+        let server = egress(&opened);
+        let guest = connect_from_guest(&bench, &opened, to, PATIENCE).0.unwrap();
+        assert_eq!(original_destination(&server.accept().unwrap().0).unwrap().to_string(), to, "control");
+        drop(guest);
+    }
+}
+
+#[test]
+fn a_guest_has_a_bounded_number_of_connections() {
+    // Two descriptors for each.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let enough = rustix::process::Rlimit { current: Some(8192), maximum: limit.maximum };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, enough).unwrap();
+    let bench = Bench::new();
+    let slot = bench.slot();
+    let server = egress(&slot);
+    let mut held = Vec::new();
+    for _ in 0..ruleset::MAX_CONNECTIONS {
+        let guest = connect_from_guest(&bench, &slot, "93.184.216.34:443", PATIENCE).0.unwrap();
+        held.push((guest, server.accept().unwrap().0));
+    }
+    let one_more = || connect_from_guest(&bench, &slot, "93.184.216.34:443", PATIENCE).0;
+    assert_eq!(one_more().unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    // Names are still answered, and the place of one that ended is free again.
+    let names = TcpListener::from(slot.airlock_socket(AirlockSocket::DnsTcp).unwrap());
+    connect_from_guest(&bench, &slot, "8.8.8.8:53", PATIENCE).0.unwrap();
+    drop(names);
+    let (guest, accepted) = held.pop().unwrap();
+    drop(accepted);
+    drop(guest);
+    let deadline = Instant::now() + PATIENCE;
+    while one_more().is_err() {
+        assert!(Instant::now() < deadline, "the place of an ended connection stays taken");
+    }
 }
 
 #[test]
@@ -570,7 +690,9 @@ fn sockets_of_the_airlock_do_not_block_and_close_on_exec() {
     let bench = Bench::new();
     let slot = bench.slot();
     let (_, airlock) = slot.inodes().unwrap();
-    for kind in [AirlockSocket::DnsUdp, AirlockSocket::DnsTcp, AirlockSocket::TcpToGuest] {
+    for kind in
+        [AirlockSocket::DnsUdp, AirlockSocket::DnsTcp, AirlockSocket::TcpEgress, AirlockSocket::TcpToGuest]
+    {
         let fd = slot.airlock_socket(kind).unwrap();
         assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         assert!(rustix::fs::fcntl_getfl(&fd).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
@@ -589,7 +711,9 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn the_pool_gives_each_slot_once_and_refills() {
     let bench = Bench::new();
-    let pool = Pool::start(Arc::clone(&bench.pins), bench.instance.clone(), 2, &BTreeSet::new()).unwrap();
+    let pool =
+        Pool::start(Arc::clone(&bench.pins), bench.instance.clone(), barrier(&[]), 2, &BTreeSet::new())
+            .unwrap();
     eventually("two are ready", || pool.ready().len() == 2);
     let ready: HashSet<_> = pool.ready().into_iter().collect();
     let mut taken = HashSet::new();
@@ -611,11 +735,11 @@ fn the_pool_gives_each_slot_once_and_refills() {
 fn a_new_pool_removes_what_no_sandbox_of_its_instance_owns() {
     let bench = Bench::new();
     let (owned, lost, half) = (bench.slot(), bench.slot(), bench.slot());
-    let foreign = Slot::create(&bench.pins, &InstanceId::random()).unwrap();
+    let foreign = Slot::create(&bench.pins, &InstanceId::random(), &barrier(&[])).unwrap();
     bench.pins.unpin(&half.name().inner_pin()).unwrap();
     let canary = Canary::in_netns(&bench.airlock(&lost));
     let keep = BTreeSet::from([owned.name().clone()]);
-    let pool = Pool::start(Arc::clone(&bench.pins), bench.instance.clone(), 0, &keep).unwrap();
+    let pool = Pool::start(Arc::clone(&bench.pins), bench.instance.clone(), barrier(&[]), 0, &keep).unwrap();
     assert_eq!(Slot::list(&bench.pins, &bench.instance).unwrap(), [owned.name().clone()]);
     foreign.inodes().unwrap();
     assert!(canary.ends());
@@ -629,7 +753,9 @@ fn a_new_pool_removes_what_no_sandbox_of_its_instance_owns() {
 #[test]
 fn a_pool_that_cannot_make_slots_says_so_and_stops() {
     let bench = Bench::new();
-    let pool = Pool::start(Arc::clone(&bench.pins), bench.instance.clone(), 1, &BTreeSet::new()).unwrap();
+    let pool =
+        Pool::start(Arc::clone(&bench.pins), bench.instance.clone(), barrier(&[]), 1, &BTreeSet::new())
+            .unwrap();
     eventually("one is ready", || pool.ready().len() == 1);
     pool.take().unwrap().destroy().unwrap();
     drop(pool);

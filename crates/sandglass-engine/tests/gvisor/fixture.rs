@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use sandglass_egress::policy::Openings;
 use sandglass_engine::engine::{Engine, Exit, Presence, SandboxSpec};
 use sandglass_engine::gvisor::{Airlocks, Driver, GvisorConfig, GvisorEngine, HostPaths};
 use sandglass_engine::network::Assignments;
@@ -234,7 +235,8 @@ fn cgroups(instance: &InstanceId) -> Cgroups {
 /// Opens the engine of a fixture's folder.
 pub(crate) fn open(dir: &Path, instance: &InstanceId, subject: Gvisor) -> GvisorEngine {
     let data = dir.join("data");
-    let airlocks = || Arc::new(Assignments::open(&data, instance).unwrap()) as Arc<dyn Airlocks>;
+    let barrier = || Openings::default().barrier();
+    let airlocks = || Arc::new(Assignments::open(&data, instance, barrier()).unwrap()) as Arc<dyn Airlocks>;
     let config = GvisorConfig {
         paths: HostPaths { data: data.clone(), cache: dir.join("cache") },
         instance: instance.clone(),

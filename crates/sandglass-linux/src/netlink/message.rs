@@ -2,6 +2,7 @@
 //! and in the byte order of the machine.
 
 use std::io;
+use std::net::IpAddr;
 
 use super::{Link, Mac};
 
@@ -170,6 +171,16 @@ pub(super) fn link(body: &[u8]) -> Option<Link> {
         }
     }
     Some(link)
+}
+
+/// Reads the body of `RTM_NEWADDR`.
+pub(super) fn address(body: &[u8]) -> Option<IpAddr> {
+    // On a link with two ends, `IFA_ADDRESS` is the other end's.
+    let of_kind =
+        |wanted: u16| attributes(body.get(8..)?).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+    let value = of_kind(libc::IFA_LOCAL).or_else(|| of_kind(libc::IFA_ADDRESS))?;
+    let v4 = || <[u8; 4]>::try_from(value).map(IpAddr::from);
+    v4().or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok()
 }
 
 fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {

@@ -51,6 +51,27 @@ fn a_pair_of_links_spans_two_namespaces_and_goes_as_one() {
 }
 
 #[test]
+fn all_addresses_of_all_interfaces_are_found() {
+    let (here, _there) = pair();
+    let found = here
+        .run(|| {
+            let mut netlink = Rtnetlink::open().unwrap();
+            assert_eq!(netlink.addresses().unwrap(), [] as [IpAddr; 0]);
+            netlink.set_up(netlink.index("lo").unwrap()).unwrap();
+            let index = netlink.index("here0").unwrap();
+            for address in [[10, 1, 2, 1], [192, 0, 2, 9]] {
+                netlink.add_address(index, address.into(), 30).unwrap();
+            }
+            netlink.addresses().unwrap()
+        })
+        .unwrap();
+    let expected: [IpAddr; 4] =
+        ["127.0.0.1", "10.1.2.1", "192.0.2.9", "::1"].map(|text| text.parse().unwrap());
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    assert!(expected.iter().all(|address| found.contains(address)), "{found:?}");
+}
+
+#[test]
 fn addresses_routes_and_neighbours_carry_traffic() {
     let (here, there) = pair();
     let (a, b): (Ipv4Addr, Ipv4Addr) = ("10.1.2.1".parse().unwrap(), "10.1.2.2".parse().unwrap());

@@ -3,12 +3,36 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use sandglass_egress::policy::Policy;
 use sandglass_types::limits::Unchecked;
 use sandglass_types::{EndReason, Generation, Limits, NodeId, SandboxId, SandboxState as S, TeamId};
 use tokio::task::JoinSet;
 
 use super::{at, digest, end, insert, run, sandbox_of, step, team};
 use crate::{Event, MAX_DETAIL, NewSandbox, SandboxRow, Store, StoreError, Transition};
+
+fn policy(host: &str) -> Policy {
+    let rule = serde_json::json!({"allow": host, "ports": [443]});
+    serde_json::from_value(serde_json::json!({"rules": [rule]})).unwrap()
+}
+
+/// A policy is replaced whole, and only while its sandbox runs.
+pub async fn a_policy_is_replaced_while_the_sandbox_runs(store: Arc<dyn Store>) {
+    let id = insert(&*store, &sandbox_of(team(&*store).await, 0)).await;
+    let policy_of = async || store.sandbox(&id).await.unwrap().unwrap().policy;
+    assert!(!store.set_policy(&id, &policy("a.example"), None).await.unwrap(), "not running yet");
+    run(&*store, &id).await;
+    assert_eq!(policy_of().await, Policy::default());
+    assert!(store.set_policy(&id, &policy("a.example"), Some(false)).await.unwrap());
+    assert_eq!(policy_of().await, policy("a.example"));
+    assert_eq!(store.sandbox(&id).await.unwrap().unwrap().allow_internet_access, Some(false));
+    assert!(store.set_policy(&id, &policy("b.example"), None).await.unwrap());
+    end(&*store, &id, S::Running, EndReason::Killed).await;
+    assert!(!store.set_policy(&id, &policy("c.example"), None).await.unwrap());
+    let row = store.sandbox(&id).await.unwrap().unwrap();
+    assert_eq!((row.policy, row.allow_internet_access), (policy("b.example"), None));
+    assert!(!store.set_policy(&SandboxId::random(), &Policy::default(), None).await.unwrap());
+}
 
 /// Nothing is lost or changed between insert and read.
 pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
@@ -21,6 +45,7 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         metadata: BTreeMap::from([(odd.clone(), String::new()), (String::new(), odd.clone())]),
         env: BTreeMap::from([("PATH".into(), odd.clone())]),
         allow_internet_access: Some(false),
+        policy: policy("example.com"),
         ..sandbox_of(team(&*store).await, 5)
     };
     let id = insert(&*store, &new).await;
@@ -36,6 +61,7 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         metadata: new.metadata,
         env: new.env,
         allow_internet_access: Some(false),
+        policy: policy("example.com"),
         state: S::Creating,
         generation: Generation::FIRST,
         created_at: at(5),

@@ -16,7 +16,10 @@ use crate::StoreError;
 
 /// The files in `migrations/sqlite`, by version. `sqlx::migrate!` would find them itself, but all of sqlx, with `SQLite`,
 /// would have to be built a second time for it.
-const STEPS: [(i64, &str, &str); 1] = [(1, "init", include_str!("../../migrations/sqlite/0001_init.sql"))];
+const STEPS: [(i64, &str, &str); 2] = [
+    (1, "init", include_str!("../../migrations/sqlite/0001_init.sql")),
+    (2, "egress", include_str!("../../migrations/sqlite/0002_egress.sql")),
+];
 
 /// All schema changes, oldest first.
 pub(super) static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
+use sandglass_egress::policy::Policy;
 use sandglass_types::limits::Unchecked;
 use sandglass_types::{EndReason, Generation, Limits, SandboxState, Timestamp};
 use sqlx::Row as _;
@@ -15,7 +16,7 @@ use crate::{ApiKey, Event, SandboxRow, StoreError, Team};
 macro_rules! sandbox_columns {
     () => {
         "id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, access_token, metadata, env, \
-         allow_internet_access, state, generation, created_at, end_at, max_end_at, ended_at, end_reason"
+         allow_internet_access, policy, state, generation, created_at, end_at, max_end_at, ended_at, end_reason"
     };
 }
 pub(super) use sandbox_columns;
@@ -84,6 +85,11 @@ fn parse_reason(what: &'static str, text: &str) -> Result<EndReason, StoreError>
 pub(super) fn map_text(map: &BTreeMap<String, String>) -> String {
     let object = map.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
     serde_json::Value::Object(object).to_string()
+}
+
+/// How a policy is written.
+pub(super) fn policy_text(policy: &Policy) -> Result<String, StoreError> {
+    serde_json::to_string(policy).map_err(|error| StoreError::Database(Box::new(error)))
 }
 
 fn parse_map(what: &'static str, text: &str) -> Result<BTreeMap<String, String>, StoreError> {
@@ -194,6 +200,7 @@ pub(super) fn sandbox(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
         allow_internet_access: row
             .try_get("allow_internet_access")
             .map_err(|error| corrupt("sandbox", error))?,
+        policy: serde_json::from_str(columns.text("policy")?).map_err(|error| corrupt("sandbox", error))?,
         state: columns.state()?,
         generation: Generation(columns.number("generation")?),
         created_at: columns.time("created_at")?,

@@ -1,9 +1,10 @@
 //! One sandbox: its row, its moves and its history.
 
+use sandglass_egress::policy::Policy;
 use sandglass_types::{Digest, SandboxId, SandboxState, TeamId, Timestamp};
 use sqlx::{Row as _, SqliteConnection};
 
-use super::rows::{self, map_text, reason_text, sandbox_columns, state_text};
+use super::rows::{self, map_text, policy_text, reason_text, sandbox_columns, state_text};
 use super::{SqliteStore, database, exists_or_database, teams};
 use crate::{Created, Event, IdempotencyKey, MAX_DETAIL, NewSandbox, SandboxRow, StoreError, Transition};
 
@@ -107,6 +108,24 @@ impl SqliteStore {
         Ok(end.map(Timestamp::from_millis))
     }
 
+    pub(super) async fn replace_policy(
+        &self,
+        id: &SandboxId,
+        policy: &Policy,
+        allow_internet_access: Option<bool>,
+    ) -> Result<bool, StoreError> {
+        let done = sqlx::query(
+            "UPDATE sandboxes SET policy = ?1, allow_internet_access = ?2 WHERE id = ?3 AND state = 'running'",
+        )
+        .bind(policy_text(policy)?)
+        .bind(allow_internet_access)
+        .bind(id.as_str())
+        .execute(&self.writer)
+        .await
+        .map_err(database)?;
+        Ok(done.rows_affected() == 1)
+    }
+
     pub(super) async fn select(&self, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError> {
         let found = sqlx::query(concat!("SELECT ", sandbox_columns!(), " FROM sandboxes WHERE id = ?1"))
             .bind(id.as_str())
@@ -172,9 +191,9 @@ async fn earlier_request(
 async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Result<(), StoreError> {
     sqlx::query(
         "INSERT INTO sandboxes (id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, \
-             access_token, metadata, env, allow_internet_access, state, generation, created_at, end_at, max_end_at, \
-             events) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, 'creating', 1, ?14, ?15, ?16, 1)",
+             access_token, metadata, env, allow_internet_access, policy, state, generation, created_at, end_at, \
+             max_end_at, events) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, 'creating', 1, ?15, ?16, ?17, 1)",
     )
     .bind(new.id.as_str())
     .bind(new.node.to_string())
@@ -189,6 +208,7 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
     .bind(map_text(&new.metadata))
     .bind(map_text(&new.env))
     .bind(new.allow_internet_access)
+    .bind(policy_text(&new.policy)?)
     .bind(new.created_at.as_millis())
     .bind(new.end_at.min(new.max_end_at).as_millis())
     .bind(new.max_end_at.as_millis())

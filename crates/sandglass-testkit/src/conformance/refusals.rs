@@ -19,7 +19,12 @@ pub(super) fn check(fixture: &mut Fixture<'_>, feature: Feature) {
             }
         }
         Feature::Airlock => {
-            for socket in [AirlockSocket::DnsUdp, AirlockSocket::DnsTcp, AirlockSocket::TcpToGuest] {
+            for socket in [
+                AirlockSocket::DnsUdp,
+                AirlockSocket::DnsTcp,
+                AirlockSocket::TcpEgress,
+                AirlockSocket::TcpToGuest,
+            ] {
                 let result = engine.airlock_socket(&spec.id, socket);
                 assert!(matches!(result, Err(EngineError::Unsupported { .. })), "{result:?}");
             }

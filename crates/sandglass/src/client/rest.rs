@@ -74,6 +74,24 @@ impl Api {
         Ok(self.call(Method::GET, &format!("/v1/sandboxes/{id}"), None).await?.body)
     }
 
+    /// Whether a sandbox may connect to `target`, a host with or without a port.
+    pub(crate) async fn explain(&self, id: &str, target: &str) -> anyhow::Result<Value> {
+        let (host, port) = split(target);
+        let escaped: String = host.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let port = port.map(|port| format!("&port={port}")).unwrap_or_default();
+        let path = format!("/v1/sandboxes/{id}/egress/explain?host={escaped}{port}");
+        Ok(self.call(Method::GET, &path, None).await?.body)
+    }
+
+    /// The last receipts of a sandbox, oldest first.
+    pub(crate) async fn receipts(&self, id: &str, limit: u16) -> anyhow::Result<Vec<Value>> {
+        let path = format!("/v1/sandboxes/{id}/egress?limit={limit}");
+        match self.call(Method::GET, &path, None).await?.body {
+            Value::Array(receipts) => Ok(receipts),
+            _ => bail!("the server's answer is no list"),
+        }
+    }
+
     pub(crate) async fn kill(&self, id: &str) -> anyhow::Result<()> {
         self.call(Method::DELETE, &format!("/sandboxes/{id}"), None).await.map(|_| ())
     }
@@ -118,6 +136,17 @@ impl Api {
     }
 }
 
+/// Host and port of `HOST[:PORT]`; an address of IPv6 is in brackets if a port follows.
+fn split(target: &str) -> (&str, Option<u16>) {
+    let bracketed = |text: &str| text.starts_with('[') && text.ends_with(']');
+    let parts = target.rsplit_once(':').filter(|(host, _)| !host.contains(':') || bracketed(host));
+    let (host, port) = match parts.map(|(host, port)| (host, port.parse())) {
+        Some((host, Ok(port))) => (host, Some(port)),
+        _ => (target, None),
+    };
+    (if bracketed(host) { &host[1..host.len() - 1] } else { host }, port)
+}
+
 fn refusal(status: StatusCode, answer: &Value) -> String {
     answer["message"].as_str().map_or_else(|| format!("the server answered {status}"), str::to_owned)
 }
@@ -128,5 +157,26 @@ impl Reach {
         let id = answer["sandboxID"].as_str().context("the server's answer names no sandbox")?;
         let token = answer["envdAccessToken"].as_str().map(str::to_owned);
         Ok(Self { id: id.to_owned(), token, unsealed })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets() {
+        for (target, expected) in [
+            ("example.com", ("example.com", None)),
+            ("example.com:80", ("example.com", Some(80))),
+            ("192.0.2.1:8080", ("192.0.2.1", Some(8080))),
+            ("2001:db8::1", ("2001:db8::1", None)),
+            ("[2001:db8::1]", ("2001:db8::1", None)),
+            ("[2001:db8::1]:443", ("2001:db8::1", Some(443))),
+            // For the server to refuse.
+            ("example.com:http", ("example.com:http", None)),
+        ] {
+            assert_eq!(split(target), expected, "{target}");
+        }
     }
 }

@@ -23,6 +23,7 @@ fn what_the_sdks_send_is_accepted() {
             metadata: BTreeMap::from([("a".into(), "b c".into())]),
             env: BTreeMap::from([("X".into(), "1".into())]),
             allow_internet_access: None,
+            policy: from_e2b(&Network::default(), None).unwrap(),
         }
     );
     let cli = r#"{"templateID":"base","secure":true,"allow_internet_access":true,"timeout":300}"#;
@@ -72,7 +73,6 @@ async fn what_is_not_built_is_refused_by_name() {
     }
     for (field, value) in [
         ("allowPublicTraffic", "false"),
-        ("allowOut", r#"["example.com"]"#),
         ("dnsServers", r#"["1.1.1.1"]"#),
         ("egressProxy", r#"{"address":"p:1"}"#),
         ("maskRequestHost", r#""localhost""#),
@@ -82,6 +82,10 @@ async fn what_is_not_built_is_refused_by_name() {
         let message = refusal(&format!(r#"{{"templateID":"b","network":{{"{field}":{value}}}}}"#)).await;
         assert!(message.contains(&format!("\"network.{field}")), "{message}");
     }
+    let said = refusal(r#"{"templateID":"b","network":{"denyOut":["example.com"]}}"#).await;
+    assert!(said.contains("\"invalid denied CIDR example.com\""), "{said}");
+    let said = refusal(r#"{"templateID":"b","network":{"allowOut":["example.com"]}}"#).await;
+    assert!(said.contains("you must include 'ALL_TRAFFIC' in deny out"), "{said}");
     for body in [
         r#"{"templateID":"b","timeout":0}"#,
         r#"{"templateID":"b","timeout":-5}"#,
@@ -122,6 +126,7 @@ fn the_digest_follows_meaning_not_spelling() {
         r#"{"templateID":"b","metadata":{"a":"1"},"envVars":{"b":"2"}}"#,
         r#"{"templateID":"b","metadata":{"a":"1","b":"2"},"timeout":301}"#,
         r#"{"templateID":"b","metadata":{"a":"1","b":"2"},"allow_internet_access":false}"#,
+        r#"{"templateID":"b","metadata":{"a":"1","b":"2"},"network":{"denyOut":["1.2.3.4"]}}"#,
     ] {
         assert_ne!(one, digest(other), "{other}");
     }

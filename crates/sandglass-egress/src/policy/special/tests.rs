@@ -36,6 +36,42 @@ fn public_addresses_are_no_special_ones() {
 }
 
 #[test]
+fn no_range_of_the_barrier_stands_in_another() {
+    let openings =
+        Openings::try_from(["10.1.0.0/16", "10.1.2.0/24", "fd00::/8"].map(|t| t.parse().unwrap()).to_vec());
+    let Barrier { never, closed, opened } = openings.unwrap().barrier();
+    assert_eq!(opened, ["10.1.0.0/16".parse().unwrap()]);
+    for list in [&never, &closed] {
+        assert!(list.len() > 5);
+        for (at, range) in list.iter().enumerate() {
+            assert!(!range.is_v6());
+            assert!(
+                !list.iter().enumerate().any(|(other, wide)| other != at && wide.covers(range)),
+                "{range}"
+            );
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_barrier_holds_up_what_the_policy_always_denies(address: u32, near in 0_usize..SPECIAL.len(), open: bool) {
+        let opened = if open { vec!["10.0.0.0/9".parse().unwrap(), "100.64.0.0/10".parse().unwrap()] } else { vec![] };
+        let openings = Openings::try_from(opened).unwrap();
+        let Barrier { never, closed, opened } = openings.barrier();
+        let near = SPECIAL[near].0.to_string();
+        let near = near.split_once('/').unwrap().0.parse::<std::net::Ipv4Addr>();
+        let both = [address, near.map_or(address, |near| near.to_bits() ^ (address & 1 << (address % 32)))];
+        for address in both.map(|bits| IpAddr::V4(bits.into())) {
+            let within = |list: &[Cidr]| list.iter().any(|range| range.contains(address));
+            let held_up = within(&never) || within(&closed) && !within(&opened);
+            let denied = forbidden(address, &openings, &Surroundings::default()).is_some();
+            prop_assert_eq!(held_up, denied, "{}", address);
+        }
+    }
+}
+
+#[test]
 fn each_special_range_is_known_at_both_ends() {
     for (address, expected) in [
         ("0.0.0.0", Class::Unspecified),

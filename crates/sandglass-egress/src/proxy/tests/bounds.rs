@@ -35,6 +35,7 @@ async fn who_rests_for_too_long_is_reset() {
     let world = World::with(SSH, Caps { idle: Duration::from_millis(200), ..Caps::default() }).await;
     let ssh = world.server(OTHER, 22).await;
     let (mut guest, mut server) = (world.connect(OTHER, 22).await, ssh.accept().await);
+    converse(&mut guest, &mut server).await;
     guest.is_reset().await;
     server.is_reset().await;
 }
