@@ -10,7 +10,7 @@ const box = shared();
 const refused = (sandbox, command) => failure(CommandExitError, sandbox.commands.run(command, { timeoutMs: 30_000 }));
 
 async function refusedConnection(sandbox, address, port) {
-  const connect = `python3 -c "import socket; socket.create_connection(('${address}', ${port}), timeout=8)"`;
+  const connect = `python3 -c "import socket; socket.create_connection(('${address}', ${port}), timeout=8).recv(1)"`;
   assert.doesNotMatch((await refused(sandbox, connect)).stderr, /timed out/);
 }
 
