@@ -264,6 +264,23 @@ def test_the_same_policy_holds_after_a_crash_of_the_server(outpost, estate):
     assert receipts(outpost, box)[: len(lines)] == lines
 
 
+def test_a_name_that_was_resolved_before_a_crash_needs_no_second_question(outpost, estate):
+    box, _ = make(outpost, network=POLICY)
+    # Programs keep what they resolved, and ask nobody when they connect again.
+    again = f"curl -sS -m 8 --resolve www.allowed.example:80:{UPSTREAM} http://www.allowed.example/"
+    assert PAGE not in code_of(box, again)[1], "it was not resolved yet"
+    assert code_of(box, "curl -sS -m 8 http://www.allowed.example/") == (0, PAGE)
+    kept = outpost.data_dir / "serve/receipts" / box.sandbox_id / "egress.json"
+    until(lambda: kept.exists() and "www.allowed.example" in kept.read_text(), what="it is remembered")
+    outpost.kill()
+    outpost.start()
+    assert code_of(box, again) == (0, PAGE)
+    # What the policy of the day does not allow is forgotten.
+    ask(outpost, "PUT", f"/sandboxes/{box.sandbox_id}/network", json={"allow_internet_access": False})
+    assert PAGE not in code_of(box, again)[1]
+    box.kill()
+
+
 def test_the_command_line_explains(outpost, box):
     allowed = outpost.cli("egress", "explain", box.sandbox_id, "www.allowed.example")
     assert allowed.stdout.startswith("allowed: www.allowed.example port 443\nby       request/allow-out-1 within ceiling/hosts\n")

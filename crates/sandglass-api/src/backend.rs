@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sandglass_control::{Control, CreateSandbox, DialError, Live};
-use sandglass_egress::policy::{Effective, Policy, Warning};
+use sandglass_control::{Control, CreateSandbox, DialError, Live, TrafficToken};
+use sandglass_egress::policy::{Effective, Policy, RequestHost, Warning};
 use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::Stats;
 use sandglass_store::{Event, ListFilter, ListPage, SandboxRow, Team};
@@ -52,6 +52,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 pub(crate) trait Upstream: Send + Sync {
     /// Fires when the sandbox stops being reachable.
     fn gone(&self) -> &CancellationToken;
+    /// What opens its ports, the guest API's aside; `None` if they are open to everybody.
+    fn traffic_token(&self) -> Option<&TrafficToken>;
+    /// The Host header that programs inside see, if it is not to be the client's.
+    fn request_host(&self) -> Option<&RequestHost>;
     /// Connects to the guest API.
     async fn guest_api(&self) -> Result<Box<dyn Stream>, DialError>;
     /// Connects to a port of the user's.
@@ -140,6 +144,14 @@ impl Backend for Control {
 impl Upstream for Live {
     fn gone(&self) -> &CancellationToken {
         Self::gone(self)
+    }
+
+    fn traffic_token(&self) -> Option<&TrafficToken> {
+        Self::traffic_token(self)
+    }
+
+    fn request_host(&self) -> Option<&RequestHost> {
+        Self::request_host(self)
     }
 
     async fn guest_api(&self) -> Result<Box<dyn Stream>, DialError> {

@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use http::header::{CONNECTION, CONTENT_LENGTH, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, UPGRADE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::Body as _;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use sandglass_control::DialError;
+use sandglass_control::{DialError, TrafficToken};
 use sandglass_types::SandboxId;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -32,7 +32,7 @@ use crate::server::Lingering;
 use answer::{Failure, failed};
 use carry::{Pulse, Watched, tunnel};
 use early::Unheard;
-use headers::{Framing, GUEST_API_PORT};
+use headers::{Framing, GUEST_API_PORT, TRAFFIC_TOKEN};
 use load::Load;
 
 /// A request or upgraded connection on which nothing moved for this long is dropped.
@@ -106,6 +106,10 @@ impl Edge {
         if guest_api && headers::is_internal(request.uri().path()) {
             return Err(Failure::Internal);
         }
+        // The guest API has a token of its own.
+        if let Some(token) = live.traffic_token().filter(|_| !guest_api) {
+            admit(token, port, request.headers())?;
+        }
         let permit = self.load.enter(id).ok_or(Failure::Busy)?;
         let wanted = if guest_api || request.version() != Version::HTTP_11 {
             None
@@ -119,8 +123,11 @@ impl Edge {
         let on_client = wanted.is_some().then(|| hyper::upgrade::on(&mut request));
         let pulse = Arc::new(Pulse::new(self.idle));
         let gone = live.gone().clone();
-        let outgoing =
-            prepare(request, origin, wanted)?.map(|body| Watched::new(body, gone.clone(), pulse.clone(), ()));
+        let mask = live.request_host().filter(|_| !guest_api);
+        let mask = mask.map(|host| HeaderValue::try_from(host.for_port(port.into()))).transpose();
+        let mask = mask.map_err(|_| Failure::Broken)?;
+        let outgoing = prepare(request, origin, mask, wanted)?
+            .map(|body| Watched::new(body, gone.clone(), pulse.clone(), ()));
 
         let (mut sender, connection) = http1::Builder::new()
             .max_buf_size(MAX_BUF)
@@ -171,6 +178,16 @@ impl Edge {
     }
 }
 
+/// Lets a request pass that has the token for the port.
+fn admit(token: &TrafficToken, port: NonZeroU16, headers: &HeaderMap) -> Result<(), Failure> {
+    let mut sent = headers.get_all(TRAFFIC_TOKEN).iter();
+    match (sent.next(), sent.next()) {
+        (None, _) => Err(Failure::NoToken),
+        (Some(sent), None) if token.opens(port, sent.as_bytes()) => Ok(()),
+        (Some(_), _) => Err(Failure::WrongToken),
+    }
+}
+
 async fn dial(live: &dyn Upstream, port: NonZeroU16) -> Result<Box<dyn Stream>, Failure> {
     let dialled =
         async { if port.get() == GUEST_API_PORT { live.guest_api().await } else { live.dial(port).await } };
@@ -192,6 +209,7 @@ async fn dial(live: &dyn Upstream, port: NonZeroU16) -> Result<Box<dyn Stream>, 
 fn prepare(
     request: Request<Lingering>,
     origin: Origin,
+    mask: Option<HeaderValue>,
     upgrade: Option<HeaderValue>,
 ) -> Result<Request<Lingering>, Failure> {
     let (mut parts, body) = request.into_parts();
@@ -201,6 +219,9 @@ fn prepare(
         Some(length) => Framing::Length(length),
     };
     headers::to_sandbox(&mut parts.headers, origin.host, origin.peer, framing, upgrade);
+    if let Some(host) = mask {
+        parts.headers.insert(HOST, host);
+    }
     parts.uri = headers::origin_form(&parts.uri).ok_or(Failure::Method)?;
     parts.version = Version::HTTP_11;
     parts.extensions.clear();

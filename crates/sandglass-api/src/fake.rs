@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sandglass_control::{CreateSandbox, DialError};
-use sandglass_egress::policy::{Effective, Operator, Policy, Surroundings, Warning};
+use sandglass_control::{CreateSandbox, DialError, TrafficToken};
+use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroundings, Warning};
 use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_engine::{EngineInfo, Stats};
 use sandglass_store::{Event, ListFilter, ListPage, Order, PageCursor, SandboxRow, Team};
@@ -39,6 +39,8 @@ pub(crate) struct Fake {
 pub(crate) struct FakeLive {
     pub(crate) gone: CancellationToken,
     ports: Mutex<HashMap<u16, SocketAddr>>,
+    traffic_token: Option<TrafficToken>,
+    request_host: Option<RequestHost>,
 }
 
 fn not_found() -> Error {
@@ -70,10 +72,22 @@ impl Fake {
 
     /// Adds a running sandbox that nobody owns, with these ports.
     pub(crate) fn run(&self, ports: &[(u16, SocketAddr)]) -> (SandboxId, Arc<FakeLive>) {
+        self.run_behind(ports, None, None)
+    }
+
+    /// The same, with what decides who reaches its ports, and as whom.
+    pub(crate) fn run_behind(
+        &self,
+        ports: &[(u16, SocketAddr)],
+        traffic_token: Option<TrafficToken>,
+        request_host: Option<RequestHost>,
+    ) -> (SandboxId, Arc<FakeLive>) {
         let id = SandboxId::random();
         let live = Arc::new(FakeLive {
             gone: CancellationToken::new(),
             ports: Mutex::new(ports.iter().copied().collect()),
+            traffic_token,
+            request_host,
         });
         self.live.lock().unwrap().insert(id.clone(), live.clone());
         (id, live)
@@ -154,6 +168,8 @@ impl Backend for Fake {
             env: request.env,
             allow_internet_access: request.allow_internet_access,
             policy: request.policy,
+            traffic_token: (!request.ingress.public).then(|| "traffic".to_owned()),
+            request_host: request.ingress.request_host,
             created_at,
             end_at: created_at.plus(request.timeout),
             ..row()
@@ -270,6 +286,14 @@ impl Backend for Fake {
 impl Upstream for FakeLive {
     fn gone(&self) -> &CancellationToken {
         &self.gone
+    }
+
+    fn traffic_token(&self) -> Option<&TrafficToken> {
+        self.traffic_token.as_ref()
+    }
+
+    fn request_host(&self) -> Option<&RequestHost> {
+        self.request_host.as_ref()
     }
 
     async fn guest_api(&self) -> Result<Box<dyn Stream>, DialError> {

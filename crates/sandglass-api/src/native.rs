@@ -25,6 +25,7 @@ use crate::query::Query;
 use crate::router::ApiState;
 
 mod egress;
+mod ports;
 
 pub(crate) fn router() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
@@ -32,6 +33,7 @@ pub(crate) fn router() -> OpenApiRouter<ApiState> {
         .routes(routes!(list_native))
         .routes(routes!(get_native))
         .merge(egress::router())
+        .merge(ports::router())
 }
 
 /// What isolates the sandboxes of this server.

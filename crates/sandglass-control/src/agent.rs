@@ -147,6 +147,7 @@ pub(crate) async fn guard_airlock(
     host: &Host,
     id: &SandboxId,
     enforcer: &Arc<Enforcer>,
+    caps: Caps,
     gone: &CancellationToken,
     tasks: &TaskTracker,
 ) -> Result<(), Error> {
@@ -164,7 +165,7 @@ pub(crate) async fn guard_airlock(
     let (id, gone, enforcer) = (id.clone(), gone.clone(), Arc::clone(enforcer));
     tasks.spawn(async move {
         let original = |stream: &TcpStream| original_destination(stream).map(SocketAddr::V4);
-        let carrying = proxy::serve(Arc::clone(&enforcer), egress, original, Arc::new(Direct), Caps::default());
+        let carrying = proxy::serve(Arc::clone(&enforcer), egress, original, Arc::new(Direct), caps);
         // What ends takes the other with it, and the packet filter resets all that comes then.
         tokio::select! {
             () = gone.cancelled() => {}

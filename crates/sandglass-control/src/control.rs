@@ -15,7 +15,7 @@ use sandglass_store::{
 use sandglass_types::error::Chain;
 use sandglass_types::{Clock, Error, ErrorKind, SandboxId, SandboxState, TeamId, Timestamp};
 use tokio::sync::oneshot;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use crate::egress::Egress;
 use crate::live::Live;
@@ -27,6 +27,9 @@ use crate::template::Template;
 
 /// How often the store and the machine are compared.
 const RECONCILE_EVERY: Duration = Duration::from_secs(30);
+
+/// How often receipts that are not to be kept any longer are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(5 * 60);
 
 /// How long a server that starts waits for the sandboxes that it takes up.
 const ADOPTION_PATIENCE: Duration = Duration::from_secs(10);
@@ -173,6 +176,8 @@ impl Control {
             env: request.env,
             allow_internet_access: request.allow_internet_access,
             policy: request.policy,
+            traffic_token: (!request.ingress.public).then(random_token),
+            request_host: request.ingress.request_host,
             created_at: now,
             end_at: now.plus(request.timeout),
             max_end_at: now.plus(shared.config.max_lifetime),
@@ -349,6 +354,7 @@ impl Control {
         let mut ticks = interval(RECONCILE_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.tick().await;
+        let mut swept: Option<Instant> = None;
         while self.0.stop.run_until_cancelled(ticks.tick()).await.is_some() {
             if let Err(error) = self.reconcile().await {
                 tracing::error!(error = %Chain(&error), "store and machine could not be compared");
@@ -356,6 +362,10 @@ impl Control {
             let before = self.0.clock.now().minus(IDEMPOTENCY_RETENTION);
             if let Err(error) = self.0.store.purge_idempotency(before).await {
                 tracing::error!(error = %Chain(&error), "old idempotency keys could not be forgotten");
+            }
+            if swept.is_none_or(|at| at.elapsed() >= SWEEP_EVERY) {
+                self.0.config.egress.sweep(&self.0).await;
+                swept = Some(Instant::now());
             }
         }
     }

@@ -3,20 +3,26 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use fs_err as fs;
-use sandglass_egress::bindings::SavedBindings;
 use sandglass_egress::enforcer::{Enforcer, Ledger, NoRoom, Settings};
 use sandglass_egress::ledger::{self, FileLedger};
 use sandglass_egress::policy::{Effective, Operator, Policy, Surroundings, Warning};
+use sandglass_egress::proxy::Caps;
 use sandglass_egress::receipt::Head;
+use sandglass_egress::remembered::Remembered;
 use sandglass_egress::resolver::Resolve;
+use sandglass_egress::retention::{self, Retention};
+use sandglass_egress::totals::Totals;
 use sandglass_engine::network::{AIRLOCK_NETWORK, PREFIX_LEN};
 use sandglass_linux::netlink::Rtnetlink;
 use sandglass_store::SandboxRow;
 use sandglass_types::error::Chain;
 use sandglass_types::net::Cidr;
 use sandglass_types::{Error, ErrorKind, SandboxId};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::shared::Shared;
@@ -30,7 +36,19 @@ pub struct Egress {
     pub resolver: Arc<dyn Resolve>,
     /// The folder of the receipts, made when first needed.
     pub receipts: PathBuf,
+    /// How long receipts of sandboxes that ended are kept.
+    pub retention: Retention,
+    /// What the connections of one sandbox may take.
+    pub caps: Caps,
+    /// What all sandboxes did together.
+    pub totals: Arc<Totals>,
 }
+
+/// How long to wait after something was learned, for more to come.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// How often the file of a sandbox is written at most, and its counts if nothing was learned.
+const REMEMBER_EVERY: Duration = Duration::from_secs(30);
 
 impl Egress {
     /// What a request comes to now, and what its author should know about it.
@@ -47,13 +65,34 @@ impl Egress {
         &self,
         row: &SandboxRow,
         tasks: &TaskTracker,
-    ) -> Result<(Effective, FileLedger, Option<Head>), Error> {
+    ) -> Result<(Effective, FileLedger, Option<Head>, Remembered), Error> {
         let (policy, _) = self.effective(&row.policy)?;
         let unusable = |error: io::Error| Error::internal("the receipts can't be kept", error);
         let folder = self.receipts.join(row.id.as_str());
         fs::create_dir_all(&folder).map_err(unusable)?;
+        let remembered = Remembered::read(&folder).unwrap_or_else(|error| {
+            tracing::warn!(sandbox = %row.id, %error, "what it resolved is forgotten");
+            None
+        });
         let (ledger, head) = FileLedger::open(folder, row.id.clone(), tasks).await.map_err(unusable)?;
-        Ok((policy, ledger, head))
+        Ok((policy, ledger, head, remembered.unwrap_or_default()))
+    }
+
+    /// Removes what is not kept any more of sandboxes that ended.
+    pub(crate) async fn sweep(&self, shared: &Arc<Shared>) {
+        let (folder, retention, shared) = (self.receipts.clone(), self.retention, Arc::clone(shared));
+        let now = SystemTime::now();
+        let swept = tokio::task::spawn_blocking(move || {
+            retention::sweep(&folder, retention, now, || {
+                let owned = shared.owned();
+                Box::new(move |id| owned.contains(id))
+            })
+        });
+        match swept.await.map_err(io::Error::other).flatten() {
+            Ok(0) => {}
+            Ok(sandboxes) => tracing::info!(sandboxes, "old receipts are removed"),
+            Err(error) => tracing::error!(%error, "old receipts could not be removed"),
+        }
     }
 
     /// The last receipts of a sandbox: at most `limit` lines, oldest first.
@@ -83,24 +122,60 @@ fn surroundings() -> Result<Surroundings, Error> {
 /// kept, it is sealed.
 pub(crate) async fn enforcer(shared: &Shared, row: &SandboxRow) -> Arc<Enforcer> {
     let egress = &shared.config.egress;
-    let (policy, ledger, head) = match egress.take_up(row, &shared.tasks).await {
-        Ok((policy, ledger, head)) => (policy, Arc::new(ledger) as Arc<dyn Ledger>, head),
+    let (policy, ledger, head, remembered) = match egress.take_up(row, &shared.tasks).await {
+        Ok((policy, ledger, head, remembered)) => {
+            (policy, Arc::new(ledger) as Arc<dyn Ledger>, head, remembered)
+        }
         Err(error) => {
             tracing::error!(sandbox = %row.id, error = %Chain(&error), "its policy can't be enforced, so it is sealed");
-            (Effective::sealed(), Arc::new(Unkept) as Arc<dyn Ledger>, None)
+            (Effective::sealed(), Arc::new(Unkept) as Arc<dyn Ledger>, None, Remembered::default())
         }
     };
     Enforcer::new(Settings {
         sandbox: row.id.clone(),
         generation: row.generation,
         policy,
-        // What a server before this one knew of names is lost with it; a program that asks again has it again.
-        bindings: SavedBindings::default(),
+        remembered,
         head,
         ledger,
         resolver: Arc::clone(&egress.resolver),
         clock: Arc::clone(&shared.clock),
+        totals: Arc::clone(&egress.totals),
     })
+}
+
+/// Keeps for the next server what that must know of a sandbox, until `gone`. Written a moment after something was learned;
+/// what comes in the moments before this server dies is lost, and a program that asks again has it again.
+pub(crate) async fn remember(enforcer: Arc<Enforcer>, folder: PathBuf, gone: CancellationToken) {
+    let (mut kept, mut fails) = (enforcer.carried(), false);
+    loop {
+        let learned = tokio::select! {
+            () = gone.cancelled() => true,
+            () = enforcer.learned() => {
+                gone.run_until_cancelled(sleep(SETTLE)).await;
+                true
+            }
+            () = sleep(REMEMBER_EVERY) => false,
+        };
+        if learned || enforcer.carried() != kept {
+            let (remembered, folder) = (enforcer.remembered(), folder.clone());
+            kept = remembered.carried;
+            let written = tokio::task::spawn_blocking(move || remembered.write(&folder)).await;
+            let outcome = written.map_err(io::Error::other).flatten();
+            if let Err(error) = &outcome
+                && !fails
+            {
+                tracing::warn!(%error, "what a sandbox resolved can't be kept for the next server");
+            }
+            fails = outcome.is_err();
+        }
+        if gone.is_cancelled() {
+            return;
+        }
+        if learned {
+            gone.run_until_cancelled(sleep(REMEMBER_EVERY)).await;
+        }
+    }
 }
 
 /// The ledger of a sandbox whose own can't be used.

@@ -16,9 +16,11 @@ pub mod reconcile;
 pub mod request;
 mod shared;
 pub mod template;
+mod traffic;
 
 pub use control::{Config, Control, Patience};
 pub(crate) use control::{injected, not_found, stored};
 pub use egress::Egress;
 pub use live::{DialError, GuestStream, Live};
 pub use request::CreateSandbox;
+pub use traffic::TrafficToken;

@@ -8,10 +8,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use sandglass_egress::policy::RequestHost;
 use sandglass_engine::engine::AirlockSocket;
 use sandglass_engine::host::Host;
 use sandglass_engine::network::GUEST_ADDRESS;
 use sandglass_proto::session::{Closed, Flow, Loopback, OpenError, ResetCode, Session, Target};
+use sandglass_store::SandboxRow;
 use sandglass_types::SandboxId;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
@@ -19,7 +21,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::Patience;
+use crate::{Patience, TrafficToken};
 
 /// How often a port that refuses is tried: a program may have been started a moment ago.
 const DIAL_ATTEMPTS: u32 = 5;
@@ -65,16 +67,33 @@ pub struct Live {
     gone: CancellationToken,
     /// How many streams into it are open.
     streams: watch::Sender<usize>,
+    traffic_token: Option<TrafficToken>,
+    request_host: Option<RequestHost>,
 }
 
 impl Live {
     pub(crate) fn new(
-        id: SandboxId,
+        row: &SandboxRow,
         session: Session,
         airlock: Option<Host>,
         gone: CancellationToken,
     ) -> Self {
-        Self { id, session, airlock, gone, streams: watch::Sender::new(0) }
+        let traffic_token = row.traffic_token.clone().map(TrafficToken::new);
+        let request_host = row.request_host.clone();
+        let streams = watch::Sender::new(0);
+        Self { id: row.id.clone(), session, airlock, gone, streams, traffic_token, request_host }
+    }
+
+    /// What clients must send to reach its ports, the guest API's aside; `None` leaves them open.
+    #[must_use]
+    pub const fn traffic_token(&self) -> Option<&TrafficToken> {
+        self.traffic_token.as_ref()
+    }
+
+    /// The Host header that programs inside see, if it is not to be the client's.
+    #[must_use]
+    pub const fn request_host(&self) -> Option<&RequestHost> {
+        self.request_host.as_ref()
     }
 
     /// How many streams into it are open. Each that opens or ends is a change.

@@ -148,7 +148,11 @@ impl<'a> Owner<'a> {
     async fn live(&mut self, origin: Origin, asker: oneshot::Sender<Result<(), Error>>) {
         let mut asker = Some(asker);
         if self.shared.airlocks().is_some() {
-            self.enforcer = Some(egress::enforcer(&self.shared, &self.row).await);
+            let enforcer = egress::enforcer(&self.shared, &self.row).await;
+            let folder = self.shared.config.egress.receipts.join(self.row.id.as_str());
+            let remembering = egress::remember(Arc::clone(&enforcer), folder, self.gone.clone());
+            self.shared.tasks.spawn(remembering);
+            self.enforcer = Some(enforcer);
         }
         let (shared, row) = (Arc::clone(&self.shared), self.row.clone());
         let coming_up = bring_up(shared, row, self.enforcer.clone(), self.gone.clone(), origin);
@@ -460,7 +464,8 @@ async fn bring_up(
     sandglass_failpoint::hit_async("control.create.guard").await.map_err(crate::injected)?;
     // Before anything runs in a new one; and a found one lost its listeners with their server.
     if let Some(enforcer) = enforcer {
-        agent::guard_airlock(host, id, &enforcer, &gone, &shared.tasks).await?;
+        let egress = &shared.config.egress;
+        agent::guard_airlock(host, id, &enforcer, egress.caps, &gone, &shared.tasks).await?;
     }
     if origin == Origin::New && !gone.is_cancelled() {
         sandglass_failpoint::hit_async("control.create.start").await.map_err(crate::injected)?;
@@ -484,7 +489,7 @@ async fn bring_up(
             }
             agent::configured(&session, &row).await?;
         }
-        Ok(Arc::new(Live::new(id.clone(), session, shared.airlocks().cloned(), gone.clone())))
+        Ok(Arc::new(Live::new(&row, session, shared.airlocks().cloned(), gone.clone())))
     };
     tokio::select! {
         outcome = ready => outcome,

@@ -74,6 +74,8 @@ mod tests {
             env: BTreeMap::new(),
             allow_internet_access: None,
             policy: Default::default(),
+            traffic_token: None,
+            request_host: None,
             state,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(0),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sandglass_egress::policy::Policy;
+use sandglass_egress::policy::{Ingress, Policy};
 use sandglass_store::IdempotencyKey;
 use sandglass_types::{Digest, Error, ErrorKind};
 
@@ -30,6 +30,8 @@ pub struct CreateSandbox {
     pub allow_internet_access: Option<bool>,
     /// What it asks to reach, `allow_internet_access` included.
     pub policy: Policy,
+    /// How its ports are to be reached.
+    pub ingress: Ingress,
     /// The client's key for this request, and a digest of the request.
     pub idempotency: Option<(IdempotencyKey, Digest)>,
 }
@@ -58,6 +60,10 @@ impl CreateSandbox {
         check_timeout(self.timeout, max_timeout)?;
         check_pairs("metadata", &self.metadata)?;
         check_pairs("envVars", &self.env)?;
+        if !self.ingress.public && !self.secured {
+            let message = "network.allowPublicTraffic: false needs secure: true";
+            return Err(Error::new(ErrorKind::Invalid, message));
+        }
         let unusable = |name: &String| name.is_empty() || name.contains(['=', '\0']);
         if let Some(name) = self.env.keys().find(|name| unusable(name)) {
             let message = format!("envVars has a name that no process can have: {name:?}");
@@ -97,6 +103,7 @@ mod tests {
             env: BTreeMap::new(),
             allow_internet_access: None,
             policy: Policy::default(),
+            ingress: Ingress::default(),
             idempotency: None,
         }
     }
@@ -111,6 +118,8 @@ mod tests {
         };
         assert_eq!(refused(|r| r.timeout = Duration::ZERO), "timeout must be greater than 0 seconds");
         assert_eq!(refused(|r| r.timeout = DAY * 2), "Timeout cannot be greater than 24 hours");
+        let private = |r: &mut CreateSandbox| (r.ingress.public, r.secured) = (false, false);
+        assert!(refused(private).contains("allowPublicTraffic"));
         assert!(refused(|r| drop(r.env.insert("A=B".into(), String::new()))).contains("\"A=B\""));
         assert!(refused(|r| drop(r.env.insert("A".into(), "\0".into()))).contains("envVars.A"));
         assert!(refused(|r| drop(r.metadata.insert("k".into(), "v".repeat(70_000)))).contains("metadata"));

@@ -4,18 +4,21 @@ use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sandglass_types::net::Hostname;
 use sandglass_types::{Clock, Generation, SandboxId};
 use tokio::net::{TcpListener, UdpSocket};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
-use crate::bindings::{Bindings, Full, Hold, SavedBindings};
+use crate::bindings::{Bindings, Full, Hold};
 use crate::dns::{self, Lookups, Pace};
 use crate::policy::{Effective, Question, Record, Verdict, decide};
 use crate::receipt::{Chain, Head, Kind, Outcome, Receipt, Text};
+use crate::remembered::{Carried, Remembered};
 use crate::resolver::{MAX_ADDRESSES, Resolve, ResolveError, Resolved};
+use crate::totals::Totals;
 
 /// Where the lines of receipts go: append-only, one per sandbox.
 pub trait Ledger: fmt::Debug + Send + Sync {
@@ -40,8 +43,9 @@ pub struct Settings {
     pub generation: Generation,
     /// What may leave it.
     pub policy: Effective,
-    /// What it resolved in an earlier life, or before the server was restarted. What `policy` does not allow ends here.
-    pub bindings: SavedBindings,
+    /// What it resolved and carried in an earlier life, or before the server was restarted. Of the names, those that
+    /// `policy` does not allow end here.
+    pub remembered: Remembered,
     /// Where its receipts ended; `None` if it has none yet.
     pub head: Option<Head>,
     /// Where its receipts go.
@@ -50,6 +54,8 @@ pub struct Settings {
     pub resolver: Arc<dyn Resolve>,
     /// What time it is.
     pub clock: Arc<dyn Clock>,
+    /// Counts for all sandboxes of the server.
+    pub totals: Arc<Totals>,
 }
 
 /// Enforces the policy of one running sandbox.
@@ -63,6 +69,13 @@ pub struct Enforcer {
     dns_pace: Pace,
     dns_refusals: Pace,
     clock: Arc<dyn Clock>,
+    /// Bytes that left the sandbox.
+    sent: AtomicU64,
+    /// Bytes that came in.
+    received: AtomicU64,
+    totals: Arc<Totals>,
+    /// Tells that there are bindings that were not remembered.
+    learned: Notify,
 }
 
 #[derive(Debug)]
@@ -77,7 +90,9 @@ impl Enforcer {
     /// Takes up its work. Nothing passes before one of its `serve` methods runs.
     #[must_use]
     pub fn new(settings: Settings) -> Arc<Self> {
-        let Settings { sandbox, generation, policy, bindings, head, ledger, resolver, clock } = settings;
+        let Settings { sandbox, generation, policy, remembered, head, ledger, resolver, clock, totals } =
+            settings;
+        let Remembered { bindings, carried } = remembered;
         let mut bindings = Bindings::restore(&bindings, clock.now());
         bindings.prune(&policy);
         let chain = match head {
@@ -93,6 +108,10 @@ impl Enforcer {
             dns_pace: dns::answers(),
             dns_refusals: dns::refusals(),
             clock,
+            sent: AtomicU64::new(carried.sent),
+            received: AtomicU64::new(carried.received),
+            totals,
+            learned: Notify::new(),
         })
     }
 
@@ -166,6 +185,7 @@ impl Enforcer {
 
     /// Writes a receipt down, as the next of the sandbox's chain.
     pub fn record(&self, receipt: Receipt) {
+        self.totals.decided(receipt.kind, receipt.outcome);
         let mut receipts = self.receipts();
         let mut chain = receipts.chain.clone();
         let taken = match chain.append(Receipt { lost: receipts.lost, ..receipt }) {
@@ -180,11 +200,14 @@ impl Enforcer {
             receipts.lost = 0;
         } else {
             receipts.lost = receipts.lost.saturating_add(1);
+            self.totals.unwritten();
         }
     }
 
     /// Counts a receipt without writing it, since there are too many: the next that is written says so.
-    pub fn leave_out(&self) {
+    pub fn leave_out(&self, receipt: &Receipt) {
+        self.totals.decided(receipt.kind, receipt.outcome);
+        self.totals.unwritten();
         let mut receipts = self.receipts();
         receipts.lost = receipts.lost.saturating_add(1);
     }
@@ -195,10 +218,33 @@ impl Enforcer {
         self.receipts().chain.head().clone()
     }
 
-    /// What travels with the sandbox when it is paused or forked.
+    /// What travels with the sandbox when it is paused or forked, and what the next server takes up.
     #[must_use]
-    pub fn save_bindings(&self) -> SavedBindings {
-        self.bindings().save(self.clock.now())
+    pub fn remembered(&self) -> Remembered {
+        Remembered { bindings: self.bindings().save(self.clock.now()), carried: self.carried() }
+    }
+
+    /// Waits until there are bindings that [`Self::remembered`] did not have when this was asked last.
+    pub async fn learned(&self) {
+        self.learned.notified().await;
+    }
+
+    /// Bytes that its connections carried.
+    #[must_use]
+    pub fn carried(&self) -> Carried {
+        Carried { sent: self.sent.load(Ordering::Relaxed), received: self.received.load(Ordering::Relaxed) }
+    }
+
+    /// Counts bytes that are about to leave, and says how many there were with them.
+    pub(crate) fn count_out(&self, bytes: u64) -> u64 {
+        self.totals.sent.fetch_add(bytes, Ordering::Relaxed);
+        self.sent.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes)
+    }
+
+    /// Counts bytes that are about to come in, and says how many there were with them.
+    pub(crate) fn count_in(&self, bytes: u64) -> u64 {
+        self.totals.received.fetch_add(bytes, Ordering::Relaxed);
+        self.received.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes)
     }
 
     /// Answers DNS on the sockets of the sandbox's airlock, until one of them fails. Dropping the future closes both and
@@ -224,7 +270,7 @@ impl Enforcer {
         if receipt.outcome == Outcome::Allowed || self.dns_refusals.try_pass() {
             self.record(receipt);
         } else {
-            self.leave_out();
+            self.leave_out(&receipt);
         }
     }
 
@@ -263,6 +309,7 @@ impl Enforcer {
         }
         let addresses = told.iter().copied().map(IpAddr::V4);
         bindings.bind(self.clock.now(), name, addresses, found.ttl).map_err(|Full| Untold::Full)?;
+        self.learned.notify_one();
         Ok((verdict, told))
     }
 

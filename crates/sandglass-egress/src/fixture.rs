@@ -10,10 +10,10 @@ use sandglass_types::clock::ManualClock;
 use sandglass_types::net::Hostname;
 use sandglass_types::{Generation, SandboxId, Timestamp};
 
-use crate::bindings::SavedBindings;
 use crate::enforcer::{Enforcer, Ledger, NoRoom, Settings};
 use crate::policy::{Effective, Operator, Policy, Rules, Surroundings};
 use crate::receipt::{Receipt, verify};
+use crate::remembered::Remembered;
 use crate::resolver::{FixedNames, Resolve, ResolveError, Resolved};
 
 /// A ledger in memory, which can be full.
@@ -87,11 +87,12 @@ pub(crate) fn fixture(rules: &str, names: &[(&str, &[&str])]) -> Fixture {
         sandbox: sandbox(),
         generation: Generation::FIRST,
         policy: policy(rules),
-        bindings: SavedBindings::default(),
+        remembered: Remembered::default(),
         head: None,
         ledger: Arc::<Memory>::clone(&ledger),
         resolver: Arc::<Counted>::clone(&resolver),
         clock: Arc::<ManualClock>::clone(&clock),
+        totals: Arc::default(),
     });
     Fixture { enforcer, resolver, ledger, clock }
 }

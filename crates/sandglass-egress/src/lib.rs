@@ -2,7 +2,7 @@
 //!
 //! A sandbox's packets end in its airlock, at sockets that this crate serves. What becomes of them is decided by one pure
 //! function over the sandbox's [`policy`]; the rest reads what must be known to decide ([`bindings`], [`tls`], [`http`],
-//! [`resolver`]), carries the decision out ([`enforcer`], `dns`), and records it ([`receipt`], [`ledger`]).
+//! [`resolver`]), carries the decision out ([`enforcer`], `dns`, [`proxy`]), and records it ([`receipt`], [`ledger`]).
 #![forbid(unsafe_code)]
 
 pub mod bindings;
@@ -13,8 +13,11 @@ pub mod ledger;
 pub mod policy;
 pub mod proxy;
 pub mod receipt;
+pub mod remembered;
 pub mod resolver;
+pub mod retention;
 pub mod tls;
+pub mod totals;
 
 #[cfg(test)]
 mod fixture;

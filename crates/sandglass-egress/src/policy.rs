@@ -16,7 +16,7 @@ mod rule;
 mod special;
 
 pub use decide::{Cause, Connection, Denial, Doubt, Grant, Host, Question, Record, Seen, Verdict, decide};
-pub use e2b::{E2bError, Ingress, Network, RequestHost, from_e2b, ingress_from_e2b};
+pub use e2b::{E2bError, Ingress, Network, RequestHost, from_e2b, ingress_from_e2b, lists_of};
 pub use effective::{Effective, UnknownFeature, Warning};
 pub use rule::{
     FeatureName, InvalidLabel, InvalidRules, Label, MAX_HTTP_TERMS, MAX_RULES, Origin, RuleId, Rules,
@@ -65,15 +65,39 @@ pub struct Operator {
     #[serde(default)]
     open_private: Openings,
     /// Features by name. What a feature allows is a part of the ceiling, behind the rules of `ceiling`.
-    #[serde(default, deserialize_with = "bounded_map")]
-    features: BTreeMap<FeatureName, Feature>,
+    #[serde(default)]
+    features: Features,
 }
 
 impl Operator {
+    /// Puts its parts together.
+    #[must_use]
+    pub const fn new(ceiling: Rules, open_private: Openings, features: Features) -> Self {
+        Self { ceiling, open_private, features }
+    }
+
     /// The private ranges that were opened: for the barrier that stands behind the policy.
     #[must_use]
     pub const fn openings(&self) -> &Openings {
         &self.open_private
+    }
+}
+
+/// Features by name, not more than [`MAX_FEATURES`].
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "BTreeMap<FeatureName, Feature>")]
+pub struct Features(BTreeMap<FeatureName, Feature>);
+
+/// More features than there can be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("features: at most {MAX_FEATURES}")]
+pub struct TooManyFeatures;
+
+impl TryFrom<BTreeMap<FeatureName, Feature>> for Features {
+    type Error = TooManyFeatures;
+
+    fn try_from(features: BTreeMap<FeatureName, Feature>) -> Result<Self, TooManyFeatures> {
+        if features.len() > MAX_FEATURES { Err(TooManyFeatures) } else { Ok(Self(features)) }
     }
 }
 
@@ -105,18 +129,7 @@ fn bounded_features<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeSet<FeatureName>, D::Error> {
     let names = BTreeSet::<FeatureName>::deserialize(deserializer)?;
-    if names.len() > MAX_FEATURES { Err(too_many_features()) } else { Ok(names) }
-}
-
-fn bounded_map<'de, D: serde::Deserializer<'de>>(
-    deserializer: D,
-) -> Result<BTreeMap<FeatureName, Feature>, D::Error> {
-    let features = BTreeMap::<FeatureName, Feature>::deserialize(deserializer)?;
-    if features.len() > MAX_FEATURES { Err(too_many_features()) } else { Ok(features) }
-}
-
-fn too_many_features<E: serde::de::Error>() -> E {
-    E::custom(format!("features: at most {MAX_FEATURES}"))
+    if names.len() > MAX_FEATURES { Err(serde::de::Error::custom(TooManyFeatures)) } else { Ok(names) }
 }
 
 #[cfg(test)]

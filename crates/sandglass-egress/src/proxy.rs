@@ -83,7 +83,7 @@ pub async fn serve<O>(
 where
     O: Fn(&TcpStream) -> io::Result<SocketAddr>,
 {
-    let proxy = Arc::new(Proxy { enforcer, dial, meter: Meter::new(caps) });
+    let proxy = Arc::new(Proxy { enforcer: Arc::clone(&enforcer), dial, meter: Meter::new(caps, enforcer) });
     let mut flows = JoinSet::new();
     loop {
         let accepted = tokio::select! {

@@ -33,7 +33,7 @@ pub use plan::{
     PREFIX_LEN, SlotName,
 };
 pub use pool::{DEFAULT_SIZE, Pool};
-pub use ruleset::ruleset;
+pub use ruleset::{Filter, ruleset};
 pub use slot::Slot;
 
 /// A slot that could not be made, used or removed.

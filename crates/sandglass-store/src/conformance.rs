@@ -88,6 +88,8 @@ pub fn sandbox_of(team: TeamId, created: i64) -> NewSandbox {
         env: BTreeMap::new(),
         allow_internet_access: None,
         policy: Policy::default(),
+        traffic_token: None,
+        request_host: None,
         created_at: at(created),
         end_at: at(created + 60_000),
         max_end_at: at(created + 3_600_000),

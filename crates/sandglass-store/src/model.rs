@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use sandglass_egress::policy::Policy;
+use sandglass_egress::policy::{Policy, RequestHost};
 use sandglass_types::{
     Digest, EndReason, Generation, KeyId, Limits, NodeId, SandboxId, SandboxState, TeamId, Timestamp,
 };
@@ -110,6 +110,10 @@ pub struct NewSandbox {
     pub allow_internet_access: Option<bool>,
     /// What it asks to reach, `allow_internet_access` included.
     pub policy: Policy,
+    /// What clients must send to reach its ports, the guest API's aside; `None` leaves them open.
+    pub traffic_token: Option<String>,
+    /// The Host header that programs inside see; `None` is the one that the client sent.
+    pub request_host: Option<RequestHost>,
     /// When the request came.
     pub created_at: Timestamp,
     /// When its time is up.
@@ -158,6 +162,10 @@ pub struct SandboxRow {
     pub allow_internet_access: Option<bool>,
     /// What it asks to reach, `allow_internet_access` included.
     pub policy: Policy,
+    /// What clients must send to reach its ports, the guest API's aside; `None` leaves them open.
+    pub traffic_token: Option<String>,
+    /// The Host header that programs inside see; `None` is the one that the client sent.
+    pub request_host: Option<RequestHost>,
     /// Where it is in its life.
     pub state: SandboxState,
     /// Counts restores.
@@ -175,7 +183,7 @@ pub struct SandboxRow {
 }
 
 impl fmt::Debug for SandboxRow {
-    /// Leaves out token and environment, which logs must not show.
+    /// Leaves out tokens and environment, which logs must not show.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SandboxRow")
             .field("id", &self.id)

@@ -104,6 +104,10 @@ pub(crate) struct Host {
     pub(crate) runsc: Option<PathBuf>,
     #[arg(long)]
     pub(crate) open_private: Vec<Cidr>,
+    #[arg(long)]
+    pub(crate) connections: u32,
+    #[arg(long)]
+    pub(crate) connections_per_second: u32,
 }
 
 /// Which server to talk to, and as whom.

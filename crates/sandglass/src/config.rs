@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use fs_err as fs;
-use sandglass_egress::policy::Operator;
+use sandglass_egress::policy::{Features, Openings, Operator, Rules};
+use sandglass_egress::proxy::Caps;
+use sandglass_egress::retention::Retention;
 use serde::Deserialize;
 
 use crate::cli::{Engine, EngineChoice, Serve};
@@ -20,6 +22,15 @@ const MAX_LIFETIME_HOURS: u64 = 24 * 365;
 
 /// How many seconds an agent may be silent: enough for a busy machine, and not so many that nobody notices.
 const AGENT_SILENCE: RangeInclusive<u64> = 2..=3600;
+
+/// Connections of one sandbox, at a time or in a second. Each costs the server two descriptors.
+const CONNECTIONS: RangeInclusive<u64> = 1..=10_000;
+
+/// MiB of something that is kept.
+const KEEP_MIB: RangeInclusive<u64> = 1..=1 << 30;
+
+/// Days that something is kept.
+const KEEP_DAYS: RangeInclusive<u64> = 1..=3650;
 
 /// The largest file that is read, in bytes.
 const MAX_FILE: u64 = 64 << 10;
@@ -42,7 +53,74 @@ struct File {
     max_lifetime_hours: Option<u64>,
     agent_silence_seconds: Option<u64>,
     #[serde(default)]
-    egress: Operator,
+    egress: EgressFile,
+}
+
+/// The table `[egress]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EgressFile {
+    #[serde(default)]
+    ceiling: Rules,
+    #[serde(default)]
+    open_private: Openings,
+    #[serde(default)]
+    features: Features,
+    max_connections: Option<u32>,
+    connections_per_second: Option<u32>,
+    keep_receipts_days: Option<u64>,
+    keep_receipts_mib: Option<u64>,
+}
+
+/// What sandboxes may reach, how much of it, and what is kept of that.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Egress {
+    /// What they may be allowed to reach.
+    pub(crate) operator: Operator,
+    /// Connections of one sandbox at a time.
+    connections: u32,
+    /// Connections that one sandbox may open in a second.
+    pub(crate) per_second: u32,
+    /// What receipts are kept.
+    pub(crate) retention: Retention,
+}
+
+impl Egress {
+    fn resolve(file: EgressFile) -> anyhow::Result<Self> {
+        let connections = file.max_connections.unwrap_or(256);
+        let per_second = file.connections_per_second.unwrap_or(200);
+        let days = file.keep_receipts_days.unwrap_or(7);
+        let mib = file.keep_receipts_mib.unwrap_or(1024);
+        for (key, value, range) in [
+            ("max_connections", u64::from(connections), CONNECTIONS),
+            ("connections_per_second", u64::from(per_second), CONNECTIONS),
+            ("keep_receipts_days", days, KEEP_DAYS),
+            ("keep_receipts_mib", mib, KEEP_MIB),
+        ] {
+            if !range.contains(&value) {
+                let (least, most) = (range.start(), range.end());
+                bail!("egress.{key} must be between {least} and {most}, not {value}");
+            }
+        }
+        Ok(Self {
+            operator: Operator::new(file.ceiling, file.open_private, file.features),
+            connections,
+            per_second,
+            retention: Retention { age: Duration::from_secs(days * 24 * 3600), bytes: mib << 20 },
+        })
+    }
+
+    /// What the proxy holds the connections of one sandbox to.
+    pub(crate) fn caps(&self) -> Caps {
+        let flows = usize::try_from(self.connections).unwrap_or(usize::MAX);
+        Caps { flows, ..Caps::default() }
+    }
+
+    /// Connections of one sandbox that its packet filter lets be. Some have ended for the proxy and not yet for the kernel,
+    /// and of one too many the proxy writes a receipt.
+    pub(crate) const fn tracked_connections(&self) -> u32 {
+        self.connections.saturating_mul(4)
+    }
 }
 
 /// The settings in force.
@@ -65,7 +143,7 @@ pub(crate) struct Config {
     /// How long a running sandbox's agent may give no sign of life.
     pub(crate) agent_silence: Duration,
     /// What sandboxes may be allowed to reach.
-    pub(crate) egress: Operator,
+    pub(crate) egress: Egress,
 }
 
 impl Config {
@@ -122,7 +200,7 @@ impl Config {
             runsc: file.runsc,
             max_lifetime: Duration::from_secs(hours * 3600),
             agent_silence: Duration::from_secs(silence),
-            egress: file.egress,
+            egress: Egress::resolve(file.egress)?,
         })
     }
 }
@@ -284,8 +362,8 @@ mod tests {
 
     #[test]
     fn the_ceiling_is_empty_unless_the_file_has_one() {
-        assert_eq!(resolve("", None).unwrap().egress, Operator::default());
-        let egress = resolve(EGRESS, None).unwrap().egress;
+        assert_eq!(resolve("", None).unwrap().egress.operator, Operator::default());
+        let egress = resolve(EGRESS, None).unwrap().egress.operator;
         assert_eq!(egress.openings().barrier().opened, ["10.20.0.0/16".parse().unwrap()]);
         let written = serde_json::to_value(&egress).unwrap();
         assert_eq!(written["ceiling"][0]["deny"], "secret.example.com");
@@ -294,9 +372,23 @@ mod tests {
     }
 
     #[test]
+    fn connections_are_bounded_unless_the_file_says_more() {
+        let egress = resolve("", None).unwrap().egress;
+        assert_eq!(
+            (egress.caps(), egress.tracked_connections(), egress.per_second),
+            (Caps::default(), 1024, 200)
+        );
+        let file = "[egress]\nmax_connections = 2000\nconnections_per_second = 500\nkeep_receipts_days = 2\nkeep_receipts_mib = 5\n";
+        let egress = resolve(file, None).unwrap().egress;
+        assert_eq!((egress.tracked_connections(), egress.per_second), (8000, 500));
+        assert_eq!(egress.caps().flows, 2000);
+        assert_eq!(egress.retention, Retention { age: Duration::from_hours(48), bytes: 5 << 20 });
+    }
+
+    #[test]
     fn the_feature_packages_can_be_made_of_the_machine_s_own_settings() {
         let from = |what: &str| format!("[egress.features.packages]\nfrom = \"{what}\"\n");
-        let egress = resolve(&from("host"), None).unwrap().egress;
+        let egress = resolve(&from("host"), None).unwrap().egress.operator;
         let written = serde_json::to_value(&egress).unwrap();
         assert!(written["features"]["packages"]["rules"].is_array(), "{written}");
         for wrong in
@@ -314,11 +406,14 @@ mod tests {
         assert!(error("max_lifetime_hours = 0").contains("between 1 and"));
         assert!(error("agent_silence_seconds = 1").contains("between 2 and"));
         assert!(error("domain = \"a b/c\"").contains("a b/c"));
+        assert!(error("[egress]\nmax_connections = 0").contains("egress.max_connections must be between"));
+        assert!(error("[egress]\nkeep_receipts_days = 0").contains("egress.keep_receipts_days"));
+        assert!(error("[egress]\nmax_connection = 1").contains("max_connection"));
         let egress = |from: &str, to: &str| error(&EGRESS.replace(from, to));
         assert!(egress("10.20.0.0/16", "169.254.0.0/16").contains("can't be opened"));
         assert!(egress("10.20.0.0/16", "127.0.0.0/8").contains("can't be opened"));
         assert!(egress("open_private", "open_privat").contains("open_privat"));
-        assert!(egress("8000-8010", "https").contains("egress"));
+        assert!(egress("8000-8010", "https").contains("a port is a number"));
         assert!(egress("allow = \"packages", "deny = \"packages").contains("a feature only allows"));
         assert!(
             egress("deny = \"secret", "allow = \"a.example\"\ndeny = \"secret").contains("metadata-service")

@@ -11,11 +11,12 @@ use sandglass_egress::policy::Openings;
 use sandglass_engine::Engine;
 use sandglass_engine::fake::{FakeConfig, FakeEngine};
 use sandglass_engine::gvisor::{Driver, GvisorConfig, GvisorEngine, HostPaths};
-use sandglass_engine::network::Assignments;
+use sandglass_engine::network::{Assignments, Filter};
 use sandglass_linux::fdpass;
 use sandglass_linux::lock::FolderLock;
 
 use crate::cli;
+use crate::config::Egress;
 use crate::data_dir::DataDir;
 use crate::startup::{Reason, StartupError};
 
@@ -29,7 +30,7 @@ pub(crate) fn spawn(
     cache_dir: &Path,
     guest: &Path,
     runsc: Option<&Path>,
-    openings: &Openings,
+    egress: &Egress,
     lock: &FolderLock,
 ) -> anyhow::Result<(Child, OwnedFd)> {
     let (ours, theirs) = fdpass::pair().context("no line to the privileged half")?;
@@ -50,9 +51,11 @@ pub(crate) fn spawn(
     if let Some(runsc) = runsc {
         host.arg("--runsc").arg(runsc);
     }
-    for range in Vec::from(openings.clone()) {
+    for range in Vec::from(egress.operator.openings().clone()) {
         host.arg("--open-private").arg(range.to_string());
     }
+    host.arg("--connections").arg(egress.tracked_connections().to_string());
+    host.arg("--connections-per-second").arg(egress.per_second.to_string());
     let host = host
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::from(lock.as_fd().try_clone_to_owned()?))
@@ -99,7 +102,12 @@ fn start(args: cli::Host) -> Result<Started, StartupError> {
     };
     let openings = Openings::try_from(args.open_private)
         .map_err(|error| StartupError::new(Reason::Config, format!("--open-private: {error}")))?;
-    let airlocks = Arc::new(Assignments::open(&data.host(), data.instance(), openings.barrier())?);
+    let filter = Filter {
+        connections: args.connections,
+        per_second: args.connections_per_second,
+        ..Filter::new(&openings)
+    };
+    let airlocks = Arc::new(Assignments::open(&data.host(), data.instance(), filter)?);
     let engine = GvisorEngine::open(GvisorConfig {
         paths: HostPaths { data: data.host(), cache: args.cache_dir },
         instance: data.instance().clone(),

@@ -74,7 +74,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
         Engine::Fake => template::unbuilt("base"),
     };
     let base = base.map_err(StartupError::from)?;
-    for warning in config.egress.warnings() {
+    for warning in config.egress.operator.warnings() {
         tracing::warn!("egress in the configuration: {warning}");
     }
     // Read now: this half will see no file of the machine any more.
@@ -86,9 +86,8 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             Arc::new(FixedNames::default())
         }
     };
-    let openings = config.egress.openings();
     let (mut host, line) =
-        privileged::spawn(&data, &config.cache_dir, &guest, runsc.as_deref(), openings, &lock)?;
+        privileged::spawn(&data, &config.cache_dir, &guest, runsc.as_deref(), &config.egress, &lock)?;
     let outcome = data.confine().map_err(Into::into).and_then(|cell| {
         match cell.walls {
             Some(walls) => tracing::info!(?walls, identity = ?data.identity(), "gave up all privilege"),
@@ -104,7 +103,14 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
                 silence: config.agent_silence,
                 ..Patience::default()
             },
-            egress: Egress { operator: config.egress, resolver, receipts: cell.receipts },
+            egress: Egress {
+                caps: config.egress.caps(),
+                retention: config.egress.retention,
+                operator: config.egress.operator,
+                resolver,
+                receipts: cell.receipts,
+                totals: Arc::default(),
+            },
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(serve(control, &cell.store, listener, address, line))

@@ -53,7 +53,7 @@ pub(crate) struct NewSandbox {
     /// Only `{"enabled":false}`.
     #[schema(value_type = Option<AutoResume>)]
     auto_resume: Option<Object<AutoResume>>,
-    /// `allowOut` and `denyOut`; of the other options only what is so anyway.
+    /// `allowOut`, `denyOut`, `allowPublicTraffic` and `maskRequestHost`; of the other options only what is so anyway.
     #[schema(value_type = Option<Object>)]
     network: Option<Object<Network>>,
     /// Only `null`.
@@ -89,6 +89,7 @@ pub(crate) struct Accepted {
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) allow_internet_access: Option<bool>,
     pub(crate) policy: Policy,
+    pub(crate) ingress: Ingress,
 }
 
 fn unsupported(field: &str) -> ApiError {
@@ -103,14 +104,12 @@ pub(crate) fn policy(network: &Network, internet: Option<bool>) -> Result<Policy
     from_e2b(network, internet).map_err(|error| ApiError::invalid(error.to_string()))
 }
 
-/// Ports of sandboxes are open to whoever can reach the server.
-fn refuse_ingress(network: &Network) -> Result<(), ApiError> {
-    let ingress = ingress_from_e2b(network).map_err(|error| ApiError::invalid(error.to_string()))?;
-    match ingress {
-        Ingress { public: false, .. } => Err(unsupported("network.allowPublicTraffic: false")),
-        Ingress { request_host: Some(_), .. } => Err(unsupported("network.maskRequestHost")),
-        Ingress { public: true, request_host: None } => Ok(()),
-    }
+/// How a client's network options want ports to be reached.
+///
+/// # Errors
+/// 400.
+pub(crate) fn ingress(network: &Network) -> Result<Ingress, ApiError> {
+    ingress_from_e2b(network).map_err(|error| ApiError::invalid(error.to_string()))
 }
 
 impl NewSandbox {
@@ -135,7 +134,7 @@ impl NewSandbox {
         }
         let network = self.network.map(|Object(network)| network).unwrap_or_default();
         let policy = policy(&network, self.allow_internet_access)?;
-        refuse_ingress(&network)?;
+        let ingress = ingress(&network)?;
         let default_timeout = match face {
             Face::V1 => DEFAULT_TIMEOUT_V1,
             Face::V2 => DEFAULT_TIMEOUT_V2,
@@ -148,6 +147,7 @@ impl NewSandbox {
             env: self.env_vars.unwrap_or_default(),
             allow_internet_access: self.allow_internet_access,
             policy,
+            ingress,
         })
     }
 }

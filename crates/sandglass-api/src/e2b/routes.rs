@@ -12,11 +12,12 @@ use sandglass_engine::engine::Feature;
 use sandglass_store::{IdempotencyKey, ListFilter, Order, SandboxRow};
 use sandglass_types::{Digest, SandboxId, SandboxState, TeamId};
 use serde::Deserialize;
+use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::create::{Accepted, Face, NewSandbox, policy, positive_seconds};
+use super::create::{Accepted, Face, NewSandbox, ingress, policy, positive_seconds};
 use super::list;
 use super::wire::{ListedSandbox, Sandbox, SandboxDetail};
 use crate::auth::Caller;
@@ -82,7 +83,7 @@ fn no_id() -> ApiError {
 
 /// Reads an id from a path: old clients append `-` and a client id. Text that could be an id of some server but
 /// not of this one names nothing.
-fn sandbox_id(text: &str) -> Result<SandboxId, ApiError> {
+pub(crate) fn sandbox_id(text: &str) -> Result<SandboxId, ApiError> {
     let id = text.split('-').next().unwrap_or("");
     if id.is_empty() || !id.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
         return Err(no_id());
@@ -121,7 +122,8 @@ async fn create(
 ) -> Result<Response, ApiError> {
     let request = body.accept(face)?;
     let idempotency = idempotency(headers, &request)?;
-    let Accepted { template, timeout, secured, metadata, env, allow_internet_access, policy } = request;
+    let Accepted { template, timeout, secured, metadata, env, allow_internet_access, policy, ingress } =
+        request;
     let request = CreateSandbox {
         template,
         timeout,
@@ -130,6 +132,7 @@ async fn create(
         env,
         allow_internet_access,
         policy,
+        ingress,
         idempotency,
     };
     // A client that hangs up drops this future, and a half-made sandbox must not be dropped with it.
@@ -281,11 +284,50 @@ async fn delete_sandbox(
 }
 
 /// The body of `PUT /sandboxes/{id}/network`: all that is asked for from now on. What is left out is cleared.
+///
+/// Field by field those of [`Network`]: flattened, errors would not name them.
 #[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct SetNetwork {
-    #[serde(flatten)]
-    network: Network,
+    allow_out: Option<Vec<String>>,
+    deny_out: Option<Vec<String>>,
+    allow_public_traffic: Option<bool>,
+    mask_request_host: Option<String>,
+    dns_servers: Option<Value>,
+    egress_proxy: Option<Value>,
+    https_ports: Option<Value>,
+    rules: Option<Value>,
+    #[serde(rename = "allow_internet_access")]
     allow_internet_access: Option<bool>,
+}
+
+impl From<SetNetwork> for Network {
+    fn from(body: SetNetwork) -> Self {
+        Self {
+            allow_out: body.allow_out,
+            deny_out: body.deny_out,
+            allow_public_traffic: body.allow_public_traffic,
+            mask_request_host: body.mask_request_host,
+            dns_servers: body.dns_servers,
+            egress_proxy: body.egress_proxy,
+            https_ports: body.https_ports,
+            rules: body.rules,
+        }
+    }
+}
+
+/// How ports are reached is decided at creation. To say it again is no mistake; to say something else would go unheard.
+fn refuse_change(network: &Network, row: &SandboxRow) -> Result<(), ApiError> {
+    let asked = ingress(network)?;
+    let fixed =
+        |field| ApiError::invalid(format!("network.{field} can only be set when a sandbox is created"));
+    if network.allow_public_traffic.is_some() && asked.public != row.traffic_token.is_none() {
+        return Err(fixed("allowPublicTraffic"));
+    }
+    if asked.request_host.is_some() && asked.request_host != row.request_host {
+        return Err(fixed("maskRequestHost"));
+    }
+    Ok(())
 }
 
 #[utoipa::path(put, path = "/sandboxes/{id}/network", tag = "e2b", params(("id" = String, Path)),
@@ -301,9 +343,11 @@ async fn set_network(
     Named(id): Named,
     Json(Object(body)): Json<Object<SetNetwork>>,
 ) -> Result<Response, ApiError> {
-    let policy = policy(&body.network, body.allow_internet_access)?;
+    let (internet, network) = (body.allow_internet_access, Network::from(body));
+    let policy = policy(&network, internet)?;
     let backend = &state.backend;
-    backend.set_policy(caller.0, &id, policy, body.allow_internet_access).await?;
+    refuse_change(&network, &backend.sandbox(caller.0, &id).await?)?;
+    backend.set_policy(caller.0, &id, policy, internet).await?;
     let row = backend.sandbox(caller.0, &id).await?;
     let mut response = StatusCode::NO_CONTENT.into_response();
     response.headers_mut().extend(warning(&**backend, &row));

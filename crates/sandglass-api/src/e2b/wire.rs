@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use sandglass_egress::policy::lists_of;
 use sandglass_store::SandboxRow;
 use sandglass_types::{SandboxId, Timestamp};
 use serde::{Serialize, Serializer};
@@ -34,6 +35,9 @@ pub(crate) struct Sandbox {
     /// What the guest API wants as `X-Access-Token`; absent if it is open.
     #[serde(skip_serializing_if = "Option::is_none")]
     envd_access_token: Option<String>,
+    /// What the sandbox's other ports want as `e2b-traffic-access-token`; absent if they are open to everybody.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traffic_access_token: Option<String>,
     /// Under which the sandbox's ports have host names.
     #[serde(skip_serializing_if = "Option::is_none")]
     domain: Option<String>,
@@ -48,6 +52,7 @@ impl Sandbox {
             client_id: CLIENT_ID,
             envd_version: ENVD_VERSION,
             envd_access_token: row.access_token,
+            traffic_access_token: row.traffic_token,
             domain: domain.map(str::to_owned),
         }
     }
@@ -109,6 +114,32 @@ struct Lifecycle {
     on_timeout: &'static str,
 }
 
+/// The network options of a sandbox.
+#[derive(Debug, Serialize, ToSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+struct NetworkView {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    allow_out: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    deny_out: Vec<String>,
+    allow_public_traffic: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mask_request_host: Option<String>,
+}
+
+impl NetworkView {
+    fn new(row: &SandboxRow) -> Option<Self> {
+        let (allow_out, deny_out) = lists_of(&row.policy);
+        let mask_request_host = row.request_host.as_ref().map(|host| host.as_str().to_owned());
+        let allow_public_traffic = row.traffic_token.is_none();
+        let nothing = allow_out.is_empty()
+            && deny_out.is_empty()
+            && allow_public_traffic
+            && mask_request_host.is_none();
+        (!nothing).then_some(Self { allow_out, deny_out, allow_public_traffic, mask_request_host })
+    }
+}
+
 /// One sandbox in full.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -123,6 +154,9 @@ pub(crate) struct SandboxDetail {
     /// Under which the sandbox's ports have host names.
     #[serde(skip_serializing_if = "Option::is_none")]
     domain: Option<String>,
+    /// As the client asked; absent if it asked for nothing of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    network: Option<NetworkView>,
     lifecycle: Lifecycle,
 }
 
@@ -132,6 +166,7 @@ impl SandboxDetail {
             envd_access_token: row.access_token.take(),
             allow_internet_access: row.allow_internet_access,
             domain: domain.map(str::to_owned),
+            network: NetworkView::new(&row),
             lifecycle: Lifecycle { auto_resume: false, on_timeout: "kill" },
             listed: row.into(),
         }
@@ -158,6 +193,8 @@ pub(crate) mod tests {
             env: BTreeMap::from([("SECRET".into(), "hunter2".into())]),
             allow_internet_access: Some(false),
             policy: Policy::default(),
+            traffic_token: None,
+            request_host: None,
             state: SandboxState::Running,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(1_764_424_800_123),
@@ -177,6 +214,9 @@ pub(crate) mod tests {
                 r#""envdVersion":"0.6.13","alias":"base","envdAccessToken":"token","domain":"sbx.test"}"#
             )
         );
+        let private = SandboxRow { traffic_token: Some("traffic".into()), ..row() };
+        let json = serde_json::to_string(&Sandbox::new(private, None)).unwrap();
+        assert!(json.contains(r#""trafficAccessToken":"traffic""#), "{json}");
         let open = SandboxRow { access_token: None, ..row() };
         let json = serde_json::to_string(&Sandbox::new(open, None)).unwrap();
         assert!(!json.contains("envdAccessToken") && !json.contains("domain"), "{json}");
@@ -192,6 +232,25 @@ pub(crate) mod tests {
                 r#""cpuCount":2,"memoryMB":1024,"diskSizeMB":4096,"state":"running","#,
                 r#""envdVersion":"0.6.13","alias":"base","metadata":{"a":"b c"}}"#
             )
+        );
+    }
+
+    #[test]
+    fn the_network_is_echoed_as_it_was_asked_for() {
+        let asked = r#"{"allowOut":["1.1.1.1","10.0.0.0/8","*.example.com"],"denyOut":["0.0.0.0/0"],
+            "allowPublicTraffic":false,"maskRequestHost":"localhost:${PORT}"}"#;
+        let network = serde_json::from_str(asked).unwrap();
+        let row = SandboxRow {
+            policy: sandglass_egress::policy::from_e2b(&network, None).unwrap(),
+            traffic_token: Some("traffic".into()),
+            request_host: Some("localhost:${PORT}".to_owned().try_into().unwrap()),
+            ..row()
+        };
+        let json = serde_json::to_value(SandboxDetail::new(row, None)).unwrap();
+        assert_eq!(json["network"], serde_json::from_str::<serde_json::Value>(asked).unwrap());
+        assert!(
+            !json.to_string().contains("\"traffic\""),
+            "the token is told to who makes it or connects: {json}"
         );
     }
 

@@ -18,6 +18,10 @@ pub(crate) enum Failure {
     Broken,
     /// A route of the guest API that no client may use.
     Internal,
+    /// Its ports want a token, and none came.
+    NoToken,
+    /// Its ports want another token.
+    WrongToken,
     /// It has too many requests at once.
     Busy,
     /// The method or upgrade can't be carried.
@@ -29,6 +33,7 @@ impl Failure {
         match self {
             Self::NotFound | Self::PortClosed(_) | Self::Broken => StatusCode::BAD_GATEWAY,
             Self::Internal => StatusCode::NOT_FOUND,
+            Self::NoToken | Self::WrongToken => StatusCode::FORBIDDEN,
             Self::Busy => StatusCode::TOO_MANY_REQUESTS,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
         }
@@ -40,6 +45,13 @@ impl Failure {
             Self::PortClosed(_) => "The sandbox is running but port is not open",
             Self::Broken => "The sandbox is running but did not answer",
             Self::Internal => "Not found",
+            Self::NoToken => {
+                "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing"
+            }
+            Self::WrongToken => {
+                "Sandbox is secured with traffic access token. Provided token in header 'e2b-traffic-access-token' is \
+                 invalid"
+            }
             Self::Busy => "The sandbox has too many open requests",
             Self::Method => "The method is not supported",
         }

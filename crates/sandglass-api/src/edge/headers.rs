@@ -11,6 +11,9 @@ use percent_encoding::percent_decode_str;
 
 use crate::auth::API_KEY;
 
+/// Carries what opens the ports of a sandbox.
+pub(crate) const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-token");
+
 /// The port on which every sandbox's guest API seems to listen.
 pub(crate) const GUEST_API_PORT: u16 = 49983;
 
@@ -125,6 +128,8 @@ pub(crate) fn to_sandbox(
 ) {
     strip_hop_by_hop(headers);
     strip_keys(headers);
+    // It is for the server here: with it, a program inside could act as its own client.
+    headers.remove(TRAFFIC_TOKEN);
     // The server here answers it, when the sandbox begins to read.
     headers.remove(EXPECT);
     headers.remove(CONTENT_LENGTH);

@@ -3,6 +3,8 @@ use bytes::Bytes;
 use http::{Request, Version};
 use http_body_util::{BodyExt as _, Empty, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use sandglass_control::TrafficToken;
+use sandglass_egress::policy::RequestHost;
 use sandglass_types::SandboxId;
 
 /// A server, a sandbox, and what listens on its port 8000.
@@ -97,6 +99,55 @@ async fn what_does_not_reach_a_sandbox() {
     assert!(client.head().await[0].starts_with("HTTP/1.1 400"));
     client.until("Missing header: E2b-Sandbox-Port").await;
     assert!(!guest.is_wanted().await);
+}
+
+#[tokio::test]
+async fn ports_want_the_traffic_token_and_the_guest_never_sees_it() {
+    let served = Served::start().await;
+    let (guest, address) = Guest::listen().await;
+    let token = TrafficToken::new("secret".into());
+    let ports = [(8000, address), (8001, address), (49983, address)];
+    let (id, _) = served.fake.run_behind(&ports, Some(token.clone()), None);
+    let mut client = served.connect().await;
+    let of_8000 = token.for_port(8000.try_into().unwrap());
+    let send = |value: &str| format!("e2b-traffic-access-token: {value}\r\n");
+    for (port, headers, message) in [
+        (8000, String::new(), "Token header 'e2b-traffic-access-token' is missing"),
+        (8000, send(""), "Provided token in header 'e2b-traffic-access-token' is invalid"),
+        (8000, send("Secret"), "is invalid"),
+        (8000, send("secret") + &send("secret"), "is invalid"),
+        (8001, send(&of_8000), "is invalid"),
+    ] {
+        client.send(head("GET /", &id, port, &headers)).await;
+        let (line, body) = status_and_body(&mut client).await;
+        assert!(line.starts_with("HTTP/1.1 403"), "{headers}: {line}");
+        assert!(body.contains(message) && body.contains("\"code\":403"), "{body}");
+    }
+    assert!(!guest.is_wanted().await);
+    // The guest API has its own, whatever comes along.
+    for (port, headers) in [(8000, send("secret")), (8000, send(&of_8000)), (49983, send("secret"))] {
+        client.send(head("GET /", &id, port, &headers)).await;
+        let mut inside = guest.accept().await;
+        let lines = inside.head().await;
+        assert!(!lines.iter().any(|line| line.contains("traffic")), "{lines:?}");
+        inside.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}").await;
+        assert!(status_and_body(&mut client).await.0.starts_with("HTTP/1.1 200"));
+    }
+}
+
+#[tokio::test]
+async fn programs_see_the_host_that_was_asked_for() {
+    let served = Served::start().await;
+    let (guest, address) = Guest::listen().await;
+    let mask = RequestHost::try_from("localhost:${PORT}".to_owned()).unwrap();
+    let (id, _) = served.fake.run_behind(&[(8000, address), (49983, address)], None, Some(mask));
+    for (port, host) in [(8000, "host: localhost:8000"), (49983, "host: localhost:3000")] {
+        let mut client = served.connect().await;
+        client.send(head("GET /", &id, port, "")).await;
+        let lines = guest.accept().await.head().await;
+        assert!(lines.iter().any(|line| line == host), "{lines:?}");
+        assert!(lines.iter().any(|line| line == "x-forwarded-host: localhost:3000"), "{lines:?}");
+    }
 }
 
 #[tokio::test]

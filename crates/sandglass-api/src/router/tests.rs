@@ -143,6 +143,36 @@ async fn create_answers_as_the_sdk_reads_it() {
 }
 
 #[tokio::test]
+async fn a_sandbox_whose_traffic_is_not_public_has_a_token() {
+    let face = Face::new();
+    let private = r#"{"templateID":"base","network":{"allowPublicTraffic":false}}"#;
+    let made = face.ask("POST", "/v2/sandboxes", private).await.json();
+    assert_eq!(made["trafficAccessToken"], "traffic");
+    let id = made["sandboxID"].as_str().unwrap();
+    let connected = face.ask("POST", &format!("/v2/sandboxes/{id}/connect"), "{}").await;
+    assert_eq!(connected.json()["trafficAccessToken"], "traffic");
+    let detail = face.ask("GET", &format!("/sandboxes/{id}"), "").await.json();
+    assert_eq!(detail["network"]["allowPublicTraffic"], false);
+    assert_eq!(detail.get("trafficAccessToken"), None);
+    let port = face.ask("GET", &format!("/v1/sandboxes/{id}/ports/3000"), "").await.json();
+    let token = sandglass_control::TrafficToken::new("traffic".into());
+    assert_eq!(port["traffic_access_token"], token.for_port(3000.try_into().unwrap()));
+    assert_eq!(port["host"], format!("3000-{id}.sbx.test"));
+    let other = [("x-api-key", OTHER_KEY)];
+    face.send("GET", &format!("/v1/sandboxes/{id}/ports/3000"), &other, "").await.error(404);
+    // What stays as it is may be said again.
+    let path = format!("/sandboxes/{id}/network");
+    assert_eq!(face.ask("PUT", &path, r#"{"allowPublicTraffic":false}"#).await.status, 204);
+    face.ask("PUT", &path, r#"{"allowPublicTraffic":true}"#).await.error(400);
+    for port in ["0", "65536", "http"] {
+        face.ask("GET", &format!("/v1/sandboxes/{id}/ports/{port}"), "").await.error(400);
+    }
+    let open = face.create(r#"{"templateID":"base"}"#).await;
+    let port = face.ask("GET", &format!("/v1/sandboxes/{open}/ports/3000"), "").await.json();
+    assert_eq!((&port["public"], &port["traffic_access_token"]), (&Value::Bool(true), &Value::Null));
+}
+
+#[tokio::test]
 async fn the_network_of_a_sandbox_is_replaced_and_explained() {
     let face = Face::new();
     let body = r#"{"templateID":"base","network":{"allowOut":["a.example.com"],"denyOut":["0.0.0.0/0"]}}"#;
@@ -170,6 +200,10 @@ async fn the_network_of_a_sandbox_is_replaced_and_explained() {
     for (body, said) in [
         (r#"{"allowOut":["b.example.com"]}"#, "you must include 'ALL_TRAFFIC'"),
         (r#"{"denyOut":["b.example.com"]}"#, "invalid denied CIDR b.example.com"),
+        (r#"{"allowOut":"1.1.1.1"}"#, "allowOut: invalid type: string"),
+        (r#"{"allow_internet_access":"no"}"#, "allow_internet_access: invalid type: string"),
+        (r#"{"allowPublicTraffic":false}"#, "network.allowPublicTraffic can only be set when"),
+        (r#"{"maskRequestHost":"localhost"}"#, "network.maskRequestHost can only be set when"),
         (r#"{"egressProxy":{"address":"p:1"}}"#, "network.egressProxy is not supported"),
         (r#"{"allowOut":"all"}"#, "expected a sequence"),
         ("[]", ""),

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use sandglass_control::{Config, Control, CreateSandbox, Egress, Patience, template};
-use sandglass_egress::policy::{Operator, Policy};
+use sandglass_egress::policy::{Ingress, Operator, Policy};
+use sandglass_egress::proxy::Caps;
 use sandglass_egress::resolver::FixedNames;
+use sandglass_egress::retention::Retention;
 use sandglass_engine::Engine;
 use sandglass_engine::fake::{FakeConfig, FakeEngine};
 use sandglass_engine::host::{Host, server};
@@ -110,6 +112,9 @@ impl World {
                 operator: Operator::default(),
                 resolver: Arc::new(FixedNames::default()),
                 receipts: self.dir.path().join("receipts"),
+                retention: Retention { age: HOUR, bytes: 1 << 20 },
+                caps: Caps::default(),
+                totals: Arc::default(),
             },
         };
         let shared: Arc<dyn Store> = Arc::<SqliteStore>::clone(&store);
@@ -154,6 +159,7 @@ pub(crate) fn request(timeout: Duration) -> CreateSandbox {
         env: BTreeMap::new(),
         allow_internet_access: None,
         policy: Policy::default(),
+        ingress: Ingress::default(),
         idempotency: None,
     }
 }

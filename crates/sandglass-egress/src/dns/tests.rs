@@ -179,11 +179,12 @@ fn with(policy: Effective, resolver: Arc<dyn Resolve>) -> Arc<Enforcer> {
         sandbox: sandbox(),
         generation: sandglass_types::Generation::FIRST,
         policy,
-        bindings: crate::bindings::SavedBindings::default(),
+        remembered: crate::remembered::Remembered::default(),
         head: None,
         ledger: Arc::new(Memory::default()),
         resolver,
         clock: Arc::new(sandglass_types::SystemClock),
+        totals: Arc::default(),
     })
 }
 

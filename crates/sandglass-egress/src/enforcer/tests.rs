@@ -106,18 +106,19 @@ fn bindings_travel_under_the_policy_of_the_day() {
     let (name, other) = (host("a.example"), host("b.example"));
     enforcer.tell(&name, &resolved()).unwrap();
     enforcer.tell(&other, &resolved()).unwrap();
-    let bindings = enforcer.save_bindings();
+    let remembered = enforcer.remembered();
     clock.advance(Duration::from_hours(48));
     let restored = |rules| {
         Enforcer::new(Settings {
             sandbox: sandbox(),
             generation: Generation(2),
             policy: policy(rules),
-            bindings: bindings.clone(),
+            remembered: remembered.clone(),
             head: Some(enforcer.head()),
             ledger: Arc::<crate::fixture::Memory>::clone(&ledger),
             resolver: Arc::<crate::fixture::Counted>::clone(&resolver),
             clock: Arc::<sandglass_types::clock::ManualClock>::clone(&clock),
+            totals: Arc::default(),
         })
     };
     let same = restored(r#"[{"allow":"*.example"}]"#);

@@ -13,6 +13,10 @@ use super::rule::{Action, MAX_RULES, Rule, RuleId, Rules, Target, Transport};
 /// How E2B's SDKs write the range of everything. It counts as this text only.
 const ALL_TRAFFIC: &str = "0.0.0.0/0";
 
+/// What the rules of `allowOut` and `denyOut` are called, each with its place.
+const ALLOWED: &str = "allow-out";
+const DENIED: &str = "deny-out";
+
 /// The only error of E2B's server whose text its users know.
 const DOMAINS_NEED_ALL_TRAFFIC: &str = "When specifying allowed domains in allow out, you must include 'ALL_TRAFFIC' \
                                         in deny out to block all other traffic.";
@@ -68,13 +72,20 @@ pub enum E2bError {
     Mask,
 }
 
-/// How ports of a sandbox are reached from outside.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// How ports of a sandbox are reached from outside, as a client asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Ingress {
     /// Whether everybody may; if not, only who has the traffic token.
     pub public: bool,
     /// What replaces the Host header.
     pub request_host: Option<RequestHost>,
+}
+
+impl Default for Ingress {
+    /// Open to everybody who can reach the server, as E2B's clients expect.
+    fn default() -> Self {
+        Self { public: true, request_host: None }
+    }
 }
 
 /// A Host header with the sandbox's port to be put in.
@@ -83,6 +94,12 @@ pub struct Ingress {
 pub struct RequestHost(String);
 
 impl RequestHost {
+    /// The text with its placeholder, as the client wrote it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// The header for a request to `port`.
     #[must_use]
     pub fn for_port(&self, port: Port) -> String {
@@ -147,8 +164,8 @@ pub fn from_e2b(network: &Network, internet: Option<bool>) -> Result<Policy, E2b
         return Err(E2bError::DomainsNeedAllTraffic);
     }
     let everything = || Target::Net(Cidr::ALL_V4);
-    let mut rules = numbered("allow-out", Action::Allow, allowed_targets);
-    rules.extend(numbered("deny-out", Action::Deny, denied_ranges));
+    let mut rules = numbered(ALLOWED, Action::Allow, allowed_targets);
+    rules.extend(numbered(DENIED, Action::Deny, denied_ranges));
     if internet == Some(false) {
         rules.push(rule(RuleId::fixed("no-internet"), Action::Deny, everything()));
     }
@@ -156,6 +173,23 @@ pub fn from_e2b(network: &Network, internet: Option<bool>) -> Result<Policy, E2b
         rules.push(rule(RuleId::fixed("internet"), Action::Allow, everything()));
     }
     Ok(Policy::of(Rules(rules)))
+}
+
+/// The lists `allowOut` and `denyOut` that a policy of [`from_e2b`] was made of, in canonical form; empty for another
+/// policy.
+#[must_use]
+pub fn lists_of(policy: &Policy) -> (Vec<String>, Vec<String>) {
+    let of = |kind: &str, action: Action| {
+        let named = policy.rules.0.iter().filter(|rule| rule.action == action && rule.id.is_of(kind));
+        named.map(|rule| written(&rule.target)).collect()
+    };
+    (of(ALLOWED, Action::Allow), of(DENIED, Action::Deny))
+}
+
+/// A target as clients write it: an address without the length of its prefix.
+fn written(target: &Target) -> String {
+    let text = target.to_string();
+    text.strip_suffix("/32").map(ToOwned::to_owned).unwrap_or(text)
 }
 
 /// How ports of the sandbox are reached, by the same object.

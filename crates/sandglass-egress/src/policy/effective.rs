@@ -134,7 +134,7 @@ impl Effective {
         let mut asked = Layer::default();
         asked.push(&Origin::Request, &request.rules.0);
         for name in &request.features {
-            let feature = operator.features.get(name).ok_or_else(|| UnknownFeature(name.clone()))?;
+            let feature = operator.features.0.get(name).ok_or_else(|| UnknownFeature(name.clone()))?;
             asked.push(&Origin::Feature(name.clone()), &feature.rules.0);
         }
         let ceiling = operator.layer();
@@ -182,7 +182,7 @@ impl Operator {
     fn layer(&self) -> Layer {
         let mut layer = Layer::default();
         layer.push(&Origin::Ceiling, &self.ceiling.0);
-        for (name, feature) in &self.features {
+        for (name, feature) in &self.features.0 {
             layer.push(&Origin::Feature(name.clone()), &feature.rules.0);
         }
         layer

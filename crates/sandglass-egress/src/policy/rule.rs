@@ -82,6 +82,14 @@ impl RuleId {
     pub(super) fn numbered(kind: &str, place: usize) -> Self {
         Self(format!("{kind}-{place}").into())
     }
+
+    /// Whether it is a label of [`RuleId::numbered`].
+    pub(super) fn is_of(&self, kind: &str) -> bool {
+        self.0
+            .strip_prefix(kind)
+            .and_then(|rest| rest.strip_prefix('-'))
+            .is_some_and(|place| place.parse::<u32>().is_ok())
+    }
 }
 
 /// Whose list a rule stands in.

@@ -1,16 +1,17 @@
 //! How much the connections of one sandbox may take.
 
 use std::num::{NonZeroU32, NonZeroU64};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::dns::Pace;
+use crate::enforcer::Enforcer;
+use crate::remembered::Carried;
 
-/// The bounds on the connections of one sandbox, counted since its server took it up.
+/// The bounds on the connections of one sandbox. Bytes count from its creation on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caps {
     /// Connections at a time, also those that are not decided yet. One more is reset.
@@ -63,37 +64,21 @@ pub(super) enum Way {
 pub(super) struct Meter {
     pub(super) caps: Caps,
     pub(super) dials: Semaphore,
-    out: Total,
-    into: Total,
+    enforcer: Arc<Enforcer>,
+    /// With a rate, when all that went out, and all that came in, would have gone at that rate.
+    paces: Option<(NonZeroU64, [Mutex<Instant>; 2])>,
     /// Which refusals are written down.
     pub(super) refusals: Pace,
 }
 
-/// What went one way.
-#[derive(Debug)]
-struct Total {
-    bytes: AtomicU64,
-    cap: Option<u64>,
-    /// What exceeds it, in receipts.
-    rule: &'static str,
-    /// With the rate, when all that went would have gone at that rate.
-    pace: Option<(NonZeroU64, Mutex<Instant>)>,
-}
-
 impl Meter {
-    pub(super) fn new(caps: Caps) -> Self {
+    pub(super) fn new(caps: Caps, enforcer: Arc<Enforcer>) -> Self {
         let now = Instant::now();
-        let total = |cap, rule| Total {
-            bytes: AtomicU64::new(0),
-            cap,
-            rule,
-            pace: caps.rate.map(|rate| (rate, Mutex::new(now))),
-        };
         Self {
             caps,
             dials: Semaphore::new(caps.dials),
-            out: total(caps.sent, "limit/sent"),
-            into: total(caps.received, "limit/received"),
+            enforcer,
+            paces: caps.rate.map(|rate| (rate, [Mutex::new(now), Mutex::new(now)])),
             refusals: Pace::new(Duration::from_secs(1) / caps.refusals.get(), caps.refusals.get()),
         }
     }
@@ -104,15 +89,15 @@ impl Meter {
     /// They may not: the rule that says so.
     pub(super) async fn pass(&self, way: Way, count: usize) -> Result<(), &'static str> {
         let count = u64::try_from(count).unwrap_or(u64::MAX);
-        let total = match way {
-            Way::Out => &self.out,
-            Way::In => &self.into,
+        let (total, place) = match way {
+            Way::Out => (self.enforcer.count_out(count), 0),
+            Way::In => (self.enforcer.count_in(count), 1),
         };
-        let before = total.bytes.fetch_add(count, Ordering::Relaxed);
-        if total.cap.is_some_and(|cap| before.saturating_add(count) > cap) {
-            return Err(total.rule);
+        if let Some(rule) = self.beyond(way, total) {
+            return Err(rule);
         }
-        if let Some((rate, gone)) = &total.pace {
+        if let Some((rate, paces)) = &self.paces {
+            let gone = &paces[place];
             let until =
                 pace(*rate, &mut gone.lock().unwrap_or_else(PoisonError::into_inner), Instant::now(), count);
             tokio::time::sleep_until(until).await;
@@ -122,8 +107,17 @@ impl Meter {
 
     /// The rule by which nothing may go any more.
     pub(super) fn spent(&self) -> Option<&'static str> {
-        let over = |total: &&Total| total.cap.is_some_and(|cap| total.bytes.load(Ordering::Relaxed) > cap);
-        [&self.out, &self.into].into_iter().find(over).map(|total| total.rule)
+        let Carried { sent, received } = self.enforcer.carried();
+        self.beyond(Way::Out, sent).or_else(|| self.beyond(Way::In, received))
+    }
+
+    /// The rule by which no more than `total` bytes may go, if there is one.
+    fn beyond(&self, way: Way, total: u64) -> Option<&'static str> {
+        let (cap, rule) = match way {
+            Way::Out => (self.caps.sent, "limit/sent"),
+            Way::In => (self.caps.received, "limit/received"),
+        };
+        cap.is_some_and(|cap| total > cap).then_some(rule)
     }
 }
 
@@ -139,6 +133,7 @@ fn pace(rate: NonZeroU64, gone: &mut Instant, now: Instant, count: u64) -> Insta
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixture::fixture;
 
     #[test]
     fn bytes_go_at_the_rate_after_a_second_s_worth() {
@@ -153,7 +148,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_direction_has_the_rate_to_itself() {
-        let meter = Meter::new(Caps { rate: NonZeroU64::new(1000), ..Caps::default() });
+        let meter =
+            Meter::new(Caps { rate: NonZeroU64::new(1000), ..Caps::default() }, fixture("[]", &[]).enforcer);
         let start = Instant::now();
         let (out, into) = tokio::join!(meter.pass(Way::Out, 3000), meter.pass(Way::In, 2000));
         assert_eq!((out, into), (Ok(()), Ok(())));
@@ -162,11 +158,20 @@ mod tests {
 
     #[tokio::test]
     async fn no_byte_goes_beyond_a_cap() {
-        let meter = Meter::new(Caps { sent: Some(10), ..Caps::default() });
+        let meter = Meter::new(Caps { sent: Some(10), ..Caps::default() }, fixture("[]", &[]).enforcer);
         assert_eq!(meter.pass(Way::Out, 10).await, Ok(()));
         assert_eq!(meter.pass(Way::In, 1000).await, Ok(()), "the other way has its own");
         assert_eq!(meter.spent(), None);
         assert_eq!(meter.pass(Way::Out, 1).await, Err("limit/sent"));
         assert_eq!(meter.spent(), Some("limit/sent"));
+    }
+
+    #[tokio::test]
+    async fn what_an_earlier_server_carried_counts() {
+        let enforcer = fixture("[]", &[]).enforcer;
+        let caps = Caps { received: Some(10), ..Caps::default() };
+        Meter::new(caps, Arc::clone(&enforcer)).pass(Way::In, 11).await.unwrap_err();
+        assert_eq!(enforcer.remembered().carried, Carried { sent: 0, received: 11 });
+        assert_eq!(Meter::new(caps, enforcer).spent(), Some("limit/received"));
     }
 }

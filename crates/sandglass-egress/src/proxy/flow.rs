@@ -354,7 +354,7 @@ impl Flow {
         if self.proxy.meter.refusals.try_pass() {
             self.proxy.enforcer.record(receipt);
         } else {
-            self.proxy.enforcer.leave_out();
+            self.proxy.enforcer.leave_out(&receipt);
         }
     }
 

@@ -7,11 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fs_err as fs;
-use sandglass_egress::policy::Barrier;
 use sandglass_linux::namespace::PinFolder;
 use sandglass_types::{InstanceId, SandboxId};
 
-use super::{DEFAULT_SIZE, NetworkError, Pool, Slot, SlotName, step};
+use super::{DEFAULT_SIZE, Filter, NetworkError, Pool, Slot, SlotName, step};
 use crate::engine::AirlockSocket;
 use crate::gvisor::{AirlockError, Airlocks};
 
@@ -29,11 +28,11 @@ pub struct Assignments {
 impl Assignments {
     /// Takes up the assignments of an instance, removes slots that nobody has, and starts the pool.
     ///
-    /// `data` is the host's folder; `data/slots` and `data/ns` belong to this. Slots from now on hold `barrier`.
+    /// `data` is the host's folder; `data/slots` and `data/ns` belong to this. Slots from now on have `filter`.
     ///
     /// # Errors
     /// The step that failed.
-    pub fn open(data: &Path, instance: &InstanceId, barrier: Barrier) -> Result<Self, NetworkError> {
+    pub fn open(data: &Path, instance: &InstanceId, filter: Filter) -> Result<Self, NetworkError> {
         let folder = data.join("slots");
         let pins = data.join("ns");
         for needed in [&folder, &pins] {
@@ -46,7 +45,7 @@ impl Assignments {
         for id in ids(&folder)? {
             owned.extend(read(&folder.join(id.as_str()))?);
         }
-        let pool = Pool::start(Arc::clone(&pins), instance.clone(), barrier, DEFAULT_SIZE, &owned)?;
+        let pool = Pool::start(Arc::clone(&pins), instance.clone(), filter, DEFAULT_SIZE, &owned)?;
         Ok(Self { folder, pins, pool })
     }
 
@@ -176,8 +175,8 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let instance = InstanceId::random();
         let (kept, released) = (SandboxId::random(), SandboxId::random());
-        let barrier = Openings::default().barrier();
-        let open = || Assignments::open(data.path(), &instance, barrier.clone()).unwrap();
+        let filter = Filter::new(&Openings::default());
+        let open = || Assignments::open(data.path(), &instance, filter.clone()).unwrap();
 
         let first = open();
         let path = first.assign(&kept).unwrap();
@@ -192,7 +191,7 @@ mod tests {
         // A server that was killed between taking a slot and remembering it.
         let folder = data.path().join("ns");
         let pins = Arc::new(PinFolder::open(&folder).unwrap());
-        let forgotten = Slot::create(&pins, &instance, &barrier).unwrap();
+        let forgotten = Slot::create(&pins, &instance, &filter).unwrap();
         // And one that was killed while it remembered.
         let unfinished = data.path().join("slots").join(format!(".{released}"));
         fs::write(&unfinished, "").unwrap();

@@ -6,11 +6,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sandglass_egress::policy::Barrier;
 use sandglass_linux::namespace::PinFolder;
 use sandglass_types::InstanceId;
 
-use super::{NetworkError, Slot, SlotName, step};
+use super::{Filter, NetworkError, Slot, SlotName, step};
 
 /// How many slots are kept ready unless the operator says otherwise.
 pub const DEFAULT_SIZE: usize = 4;
@@ -36,7 +35,7 @@ pub struct Pool {
 struct Shared {
     pins: Arc<PinFolder>,
     instance: InstanceId,
-    barrier: Barrier,
+    filter: Filter,
     size: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -53,14 +52,14 @@ struct State {
 
 impl Pool {
     /// Removes every slot of `instance` that is not in `owned`, as a server that died leaves them, and starts to
-    /// make `size` new ones behind `barrier`.
+    /// make `size` new ones behind `filter`.
     ///
     /// # Errors
     /// A leftover can't be removed, or there is no thread.
     pub fn start(
         pins: Arc<PinFolder>,
         instance: InstanceId,
-        barrier: Barrier,
+        filter: Filter,
         size: usize,
         owned: &BTreeSet<SlotName>,
     ) -> Result<Self, NetworkError> {
@@ -71,7 +70,7 @@ impl Pool {
             }
         }
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { pins, instance, barrier, size, state, changed });
+        let shared = Arc::new(Shared { pins, instance, filter, size, state, changed });
         let filler = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("network-pool".into())
@@ -136,7 +135,7 @@ impl Shared {
     }
 
     fn make(&self) -> Result<Slot, NetworkError> {
-        Slot::create(&self.pins, &self.instance, &self.barrier)
+        Slot::create(&self.pins, &self.instance, &self.filter)
     }
 
     /// Waits until a slot is wanted; `false` when the pool ends.

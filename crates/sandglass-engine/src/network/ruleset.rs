@@ -1,12 +1,28 @@
 //! The packet filter of an airlock, as text.
 
-use sandglass_egress::policy::Barrier;
+use sandglass_egress::policy::{Barrier, Openings};
 use sandglass_types::net::Cidr;
 
 use super::plan::{AIRLOCK_ADDRESS, AIRLOCK_NETWORK, DNS_PORT, EGRESS_PORT, GUEST_ADDRESS, PREFIX_LEN};
 
-/// Most connections of one guest at a time, those for names not counted.
-pub(super) const MAX_CONNECTIONS: u16 = 1024;
+/// What the packet filter of an airlock holds up. A slot keeps its own for as long as it exists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter {
+    /// Addresses that nobody is to reach.
+    pub barrier: Barrier,
+    /// Most connections of the guest at a time, those for names not counted.
+    pub connections: u32,
+    /// Most connections that it may open in a second. After a silence, as many as in five seconds may come at once.
+    pub per_second: u32,
+}
+
+impl Filter {
+    /// Behind what the operator left closed, with the numbers that are the default.
+    #[must_use]
+    pub fn new(openings: &Openings) -> Self {
+        Self { barrier: openings.barrier(), connections: 1024, per_second: 200 }
+    }
+}
 
 /// The rules that seal an airlock whose link is `link`.
 ///
@@ -16,12 +32,14 @@ pub(super) const MAX_CONNECTIONS: u16 = 1024;
 /// guest asked for. A packet that it drops is not tracked, so only name queries and connections that are let in can fill
 /// the table of connections, and both are limited.
 ///
-/// What `barrier` holds up is reset here, whatever the server would say. So are the slot's own addresses, also where
+/// What the barrier holds up is reset here, whatever the server would say. So are the slot's own addresses, also where
 /// the operator opened the range that they are of.
 ///
 /// `output` lets the server reach the guest and nothing else, the resets of `guard` included.
 #[must_use]
-pub fn ruleset(link: &str, barrier: &Barrier) -> String {
+pub fn ruleset(link: &str, filter: &Filter) -> String {
+    let Filter { barrier, connections, per_second } = filter;
+    let burst = per_second.saturating_mul(5);
     let never = set(&barrier.never);
     let closed = set(&barrier.closed);
     let except = match barrier.opened.as_slice() {
@@ -44,8 +62,8 @@ pub fn ruleset(link: &str, barrier: &Barrier) -> String {
 		ip daddr {AIRLOCK_NETWORK}/{PREFIX_LEN} reject with tcp reset
 		ip daddr {never} reject with tcp reset
 		ip daddr {closed}{except} reject with tcp reset
-		ct state new limit rate over 200/second burst 1000 packets drop
-		ct state new ct count over {MAX_CONNECTIONS} reject with tcp reset
+		ct state new limit rate over {per_second}/second burst {burst} packets drop
+		ct state new ct count over {connections} reject with tcp reset
 		accept
 	}}
 
@@ -87,14 +105,12 @@ fn set(ranges: &[Cidr]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sandglass_egress::policy::Openings;
-
     use super::*;
 
     #[test]
     fn the_text_is_reviewed() {
-        let barrier = Openings::default().barrier();
-        insta::assert_snapshot!(ruleset("sginst0001abcde", &barrier), @r#"
+        let filter = Filter::new(&Openings::default());
+        insta::assert_snapshot!(ruleset("sginst0001abcde", &filter), @r#"
 table inet sandglass {
 	chain guard {
 		type filter hook prerouting priority -150; policy drop;
@@ -148,9 +164,19 @@ table inet sandglass {
     fn an_opened_range_is_an_exception_to_the_closed_ones_alone() {
         let opened: Vec<Cidr> = vec!["10.1.0.0/16".parse().unwrap(), "fd00::/8".parse().unwrap()];
         let (with, without) = (Openings::try_from(opened).unwrap(), Openings::default());
-        let text = |openings: &Openings| ruleset("x", &openings.barrier());
+        let text = |openings: &Openings| ruleset("x", &Filter::new(openings));
         let added = text(&with).replace(" ip daddr != { 10.1.0.0/16 } reject", " reject");
         assert_ne!(text(&with), text(&without));
         assert_eq!(added, text(&without));
+    }
+
+    #[test]
+    fn an_operator_can_allow_more_connections() {
+        let filter = Filter { connections: 4096, per_second: 300, ..Filter::new(&Openings::default()) };
+        let text = ruleset("x", &filter);
+        assert!(
+            text.contains("limit rate over 300/second burst 1500 packets")
+                && text.contains("ct count over 4096 ")
+        );
     }
 }

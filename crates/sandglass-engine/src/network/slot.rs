@@ -11,22 +11,21 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, Protocol, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt,
 };
-use sandglass_egress::policy::Barrier;
 use sandglass_linux::namespace::{Netns, PinFolder};
 use sandglass_linux::netlink::{Rtnetlink, VethPeer};
 use sandglass_linux::{nft, packet};
 use sandglass_types::InstanceId;
 
 use super::plan::{AIRLOCK_ADDRESS, AIRLOCK_MAC, GUEST_ADDRESS, GUEST_MAC, INNER_LINK, PREFIX_LEN};
-use super::ruleset::{MAX_CONNECTIONS, ruleset};
+use super::ruleset::{Filter, ruleset};
 use super::{DNS_PORT, EGRESS_PORT, NetworkError, SlotName, step};
 use crate::engine::AirlockSocket;
 
 /// How many connections may wait to be accepted by the name service.
 const DNS_BACKLOG: u16 = 64;
 
-/// The same for all other connections: as many as the rules let in.
-const EGRESS_BACKLOG: u16 = MAX_CONNECTIONS;
+/// The same for all other connections. The rules bound them; the kernel allows no more than this either.
+const EGRESS_BACKLOG: u16 = 4096;
 
 /// Buffer of each direction of a packet socket, in bytes: what `runsc` gives the ones that it opens itself.
 const LINK_BUFFER: u32 = 4 << 20;
@@ -79,20 +78,20 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Makes a slot that no sandbox has used. `barrier` stays what it is for as long as the slot exists.
+    /// Makes a slot that no sandbox has used. `filter` stays what it is for as long as the slot exists.
     ///
     /// # Errors
     /// The step that failed; nothing is left of it.
     pub fn create(
         pins: &Arc<PinFolder>,
         instance: &InstanceId,
-        barrier: &Barrier,
+        filter: &Filter,
     ) -> Result<Self, NetworkError> {
         let inner = Netns::create().map_err(step("make the inner namespace"))?;
         let airlock = Netns::create().map_err(step("make the airlock"))?;
         sandglass_failpoint::hit("network.slot.pin").map_err(step("pin the inner namespace"))?;
         let slot = Self::pin(pins, instance, &inner, &airlock)?;
-        match slot.set_up(&inner, &airlock, barrier) {
+        match slot.set_up(&inner, &airlock, filter) {
             Ok(()) => Ok(slot),
             Err(error) => {
                 if let Err(error) = slot.destroy() {
@@ -237,11 +236,11 @@ impl Slot {
     }
 
     /// Seals the airlock before a link in it is up, so no packet ever passes unfiltered.
-    fn set_up(&self, inner: &Netns, airlock: &Netns, barrier: &Barrier) -> Result<(), NetworkError> {
+    fn set_up(&self, inner: &Netns, airlock: &Netns, filter: &Filter) -> Result<(), NetworkError> {
         let link = self.name.airlock_link();
         airlock.run(|| write_settings(AIRLOCK_SETTINGS)).flatten().map_err(step("configure the airlock"))?;
         sandglass_failpoint::hit("network.slot.seal").map_err(step("seal the airlock"))?;
-        nft::apply(airlock, &ruleset(&link, barrier))?;
+        nft::apply(airlock, &ruleset(&link, filter))?;
         sandglass_failpoint::hit("network.slot.inside").map_err(step("set up the guest's interface"))?;
         let inside = inner.run(|| {
             write_settings(INNER_SETTINGS)?;

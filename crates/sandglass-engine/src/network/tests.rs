@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use sandglass_egress::policy::{Barrier, Openings};
+use sandglass_egress::policy::Openings;
 use sandglass_linux::namespace::{Netns, PinFolder};
 use sandglass_linux::netlink::{Mac, Rtnetlink, VethPeer};
 use sandglass_linux::nft;
@@ -47,7 +47,7 @@ impl Bench {
 
     /// A slot where these ranges are opened.
     fn slot_behind(&self, opened: &[&str]) -> Slot {
-        Slot::create(&self.pins, &self.instance, &barrier(opened)).unwrap()
+        Slot::create(&self.pins, &self.instance, &filter(opened)).unwrap()
     }
 
     fn pin_names(&self) -> Vec<String> {
@@ -77,9 +77,9 @@ impl Drop for Bench {
     }
 }
 
-fn barrier(opened: &[&str]) -> Barrier {
+fn filter(opened: &[&str]) -> Filter {
     let ranges: Vec<_> = opened.iter().map(|range| range.parse().unwrap()).collect();
-    Openings::try_from(ranges).unwrap().barrier()
+    Filter::new(&Openings::try_from(ranges).unwrap())
 }
 
 fn udp(fd: OwnedFd) -> UdpSocket {
@@ -292,7 +292,7 @@ fn a_guest_has_a_bounded_number_of_connections() {
     let slot = bench.slot();
     let server = egress(&slot);
     let mut held = Vec::new();
-    for _ in 0..ruleset::MAX_CONNECTIONS {
+    for _ in 0..filter(&[]).connections {
         let guest = connect_from_guest(&bench, &slot, "93.184.216.34:443", PATIENCE).0.unwrap();
         held.push((guest, server.accept().unwrap().0));
     }
@@ -711,9 +711,8 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn the_pool_gives_each_slot_once_and_refills() {
     let bench = Bench::new();
-    let pool =
-        Pool::start(Arc::clone(&bench.pins), bench.instance.clone(), barrier(&[]), 2, &BTreeSet::new())
-            .unwrap();
+    let pool = Pool::start(Arc::clone(&bench.pins), bench.instance.clone(), filter(&[]), 2, &BTreeSet::new())
+        .unwrap();
     eventually("two are ready", || pool.ready().len() == 2);
     let ready: HashSet<_> = pool.ready().into_iter().collect();
     let mut taken = HashSet::new();
@@ -735,11 +734,11 @@ fn the_pool_gives_each_slot_once_and_refills() {
 fn a_new_pool_removes_what_no_sandbox_of_its_instance_owns() {
     let bench = Bench::new();
     let (owned, lost, half) = (bench.slot(), bench.slot(), bench.slot());
-    let foreign = Slot::create(&bench.pins, &InstanceId::random(), &barrier(&[])).unwrap();
+    let foreign = Slot::create(&bench.pins, &InstanceId::random(), &filter(&[])).unwrap();
     bench.pins.unpin(&half.name().inner_pin()).unwrap();
     let canary = Canary::in_netns(&bench.airlock(&lost));
     let keep = BTreeSet::from([owned.name().clone()]);
-    let pool = Pool::start(Arc::clone(&bench.pins), bench.instance.clone(), barrier(&[]), 0, &keep).unwrap();
+    let pool = Pool::start(Arc::clone(&bench.pins), bench.instance.clone(), filter(&[]), 0, &keep).unwrap();
     assert_eq!(Slot::list(&bench.pins, &bench.instance).unwrap(), [owned.name().clone()]);
     foreign.inodes().unwrap();
     assert!(canary.ends());
@@ -753,9 +752,8 @@ fn a_new_pool_removes_what_no_sandbox_of_its_instance_owns() {
 #[test]
 fn a_pool_that_cannot_make_slots_says_so_and_stops() {
     let bench = Bench::new();
-    let pool =
-        Pool::start(Arc::clone(&bench.pins), bench.instance.clone(), barrier(&[]), 1, &BTreeSet::new())
-            .unwrap();
+    let pool = Pool::start(Arc::clone(&bench.pins), bench.instance.clone(), filter(&[]), 1, &BTreeSet::new())
+        .unwrap();
     eventually("one is ready", || pool.ready().len() == 1);
     pool.take().unwrap().destroy().unwrap();
     drop(pool);

@@ -87,7 +87,10 @@ fn for_each_thread(pid: i32, set: impl Fn(i32) -> io::Result<()>) -> io::Result<
 
 /// Does something to each that `list` finds, until it finds no new one: a new thread or process takes after the one that
 /// started it, which may have been as before a moment ago.
-fn for_each<E>(list: impl Fn() -> Result<BTreeSet<i32>, E>, act: impl Fn(i32) -> Result<(), E>) -> Result<(), E> {
+fn for_each<E>(
+    list: impl Fn() -> Result<BTreeSet<i32>, E>,
+    act: impl Fn(i32) -> Result<(), E>,
+) -> Result<(), E> {
     let mut done = BTreeSet::new();
     for _ in 0..PASSES {
         let found = list()?;
@@ -165,7 +168,11 @@ mod tests {
         // One that always starts others ends nevertheless.
         let count = Cell::new(0);
         let more = || io::Result::Ok((0..=count.get()).collect());
-        for_each(more, |_| Ok(count.set(count.get() + 1))).unwrap();
+        let act = |_| {
+            count.set(count.get() + 1);
+            Ok(())
+        };
+        for_each(more, act).unwrap();
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sandglass_egress::policy::Policy;
+use sandglass_egress::policy::{Policy, RequestHost};
 use sandglass_types::limits::Unchecked;
 use sandglass_types::{EndReason, Generation, Limits, NodeId, SandboxId, SandboxState as S, TeamId};
 use tokio::task::JoinSet;
@@ -37,11 +37,14 @@ pub async fn a_policy_is_replaced_while_the_sandbox_runs(store: Arc<dyn Store>) 
 /// Nothing is lost or changed between insert and read.
 pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
     let odd = "'\"\\ \u{1F600}\n\u{7f}".to_owned();
+    let mask = RequestHost::try_from("localhost:${PORT}".to_owned()).unwrap();
     let limits = Unchecked { cpus: 64, memory_mib: 262_144, disk_mib: 64, processes: 16 };
     let new = NewSandbox {
         template: odd.clone(),
         limits: Limits::try_from(limits).unwrap(),
         access_token: Some(odd.clone()),
+        traffic_token: Some("traffic".into()),
+        request_host: Some(mask.clone()),
         metadata: BTreeMap::from([(odd.clone(), String::new()), (String::new(), odd.clone())]),
         env: BTreeMap::from([("PATH".into(), odd.clone())]),
         allow_internet_access: Some(false),
@@ -62,6 +65,8 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         env: new.env,
         allow_internet_access: Some(false),
         policy: policy("example.com"),
+        traffic_token: Some("traffic".into()),
+        request_host: Some(mask),
         state: S::Creating,
         generation: Generation::FIRST,
         created_at: at(5),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
-use sandglass_egress::policy::Policy;
+use sandglass_egress::policy::{Policy, RequestHost};
 use sandglass_types::limits::Unchecked;
 use sandglass_types::{EndReason, Generation, Limits, SandboxState, Timestamp};
 use sqlx::Row as _;
@@ -16,7 +16,7 @@ use crate::{ApiKey, Event, SandboxRow, StoreError, Team};
 macro_rules! sandbox_columns {
     () => {
         "id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, access_token, metadata, env, \
-         allow_internet_access, policy, state, generation, created_at, end_at, max_end_at, ended_at, end_reason"
+         allow_internet_access, policy, traffic_token, request_host, state, generation, created_at, end_at, max_end_at, ended_at, end_reason"
     };
 }
 pub(super) use sandbox_columns;
@@ -201,6 +201,11 @@ pub(super) fn sandbox(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
             .try_get("allow_internet_access")
             .map_err(|error| corrupt("sandbox", error))?,
         policy: serde_json::from_str(columns.text("policy")?).map_err(|error| corrupt("sandbox", error))?,
+        traffic_token: columns.maybe_text("traffic_token")?.map(str::to_owned),
+        request_host: columns
+            .maybe_text("request_host")?
+            .map(|text| RequestHost::try_from(text.to_owned()).map_err(|error| corrupt("sandbox", error)))
+            .transpose()?,
         state: columns.state()?,
         generation: Generation(columns.number("generation")?),
         created_at: columns.time("created_at")?,

@@ -1,6 +1,6 @@
 //! One sandbox: its row, its moves and its history.
 
-use sandglass_egress::policy::Policy;
+use sandglass_egress::policy::{Policy, RequestHost};
 use sandglass_types::{Digest, SandboxId, SandboxState, TeamId, Timestamp};
 use sqlx::{Row as _, SqliteConnection};
 
@@ -191,9 +191,10 @@ async fn earlier_request(
 async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Result<(), StoreError> {
     sqlx::query(
         "INSERT INTO sandboxes (id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, \
-             access_token, metadata, env, allow_internet_access, policy, state, generation, created_at, end_at, \
-             max_end_at, events) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, 'creating', 1, ?15, ?16, ?17, 1)",
+             access_token, metadata, env, allow_internet_access, policy, traffic_token, request_host, state, \
+             generation, created_at, end_at, max_end_at, events) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, 'creating', 1, ?17, ?18, \
+             ?19, 1)",
     )
     .bind(new.id.as_str())
     .bind(new.node.to_string())
@@ -209,6 +210,8 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
     .bind(map_text(&new.env))
     .bind(new.allow_internet_access)
     .bind(policy_text(&new.policy)?)
+    .bind(&new.traffic_token)
+    .bind(new.request_host.as_ref().map(RequestHost::as_str))
     .bind(new.created_at.as_millis())
     .bind(new.end_at.min(new.max_end_at).as_millis())
     .bind(new.max_end_at.as_millis())

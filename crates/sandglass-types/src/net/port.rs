@@ -51,6 +51,12 @@ impl TryFrom<u16> for Port {
     }
 }
 
+impl From<NonZeroU16> for Port {
+    fn from(number: NonZeroU16) -> Self {
+        Self(number)
+    }
+}
+
 impl From<Port> for u16 {
     fn from(port: Port) -> Self {
         port.get()

@@ -3,7 +3,7 @@
 use std::io;
 
 use sandglass_egress::policy::Openings;
-use sandglass_engine::network::ruleset;
+use sandglass_engine::network::{Filter, ruleset};
 use sandglass_linux::namespace::Netns;
 use sandglass_linux::nft::{self, NftError};
 use sandglass_types::error::Chain;
@@ -22,7 +22,7 @@ pub(super) type Facts = io::Result<Result<bool, NftError>>;
 
 pub(super) fn look() -> Facts {
     let netns = Netns::create()?;
-    Ok(nft::apply(&netns, &ruleset("eth0", &Openings::default().barrier()))
+    Ok(nft::apply(&netns, &ruleset("eth0", &Filter::new(&Openings::default())))
         .and_then(|()| nft::list(&netns))
         .map(|rules| rules.contains("table inet sandglass") && rules.contains("policy drop")))
 }

@@ -24,6 +24,7 @@ fn what_the_sdks_send_is_accepted() {
             env: BTreeMap::from([("X".into(), "1".into())]),
             allow_internet_access: None,
             policy: from_e2b(&Network::default(), None).unwrap(),
+            ingress: Ingress { public: true, request_host: None },
         }
     );
     let cli = r#"{"templateID":"base","secure":true,"allow_internet_access":true,"timeout":300}"#;
@@ -72,16 +73,16 @@ async fn what_is_not_built_is_refused_by_name() {
         assert!(message.contains(&format!("\"{field} is not supported")), "{message}");
     }
     for (field, value) in [
-        ("allowPublicTraffic", "false"),
         ("dnsServers", r#"["1.1.1.1"]"#),
         ("egressProxy", r#"{"address":"p:1"}"#),
-        ("maskRequestHost", r#""localhost""#),
         ("httpsPorts", "[443]"),
         ("rules", r#"{"a.test":[]}"#),
     ] {
         let message = refusal(&format!(r#"{{"templateID":"b","network":{{"{field}":{value}}}}}"#)).await;
         assert!(message.contains(&format!("\"network.{field}")), "{message}");
     }
+    let said = refusal(r#"{"templateID":"b","network":{"maskRequestHost":"a b"}}"#).await;
+    assert!(said.contains("network.maskRequestHost must be a host"), "{said}");
     let said = refusal(r#"{"templateID":"b","network":{"denyOut":["example.com"]}}"#).await;
     assert!(said.contains("\"invalid denied CIDR example.com\""), "{said}");
     let said = refusal(r#"{"templateID":"b","network":{"allowOut":["example.com"]}}"#).await;

@@ -19,6 +19,7 @@ use crate::enforcer::{Enforcer, Ledger, NoRoom, Settings};
 use crate::policy::{Effective, Operator, Policy, Surroundings};
 use crate::proxy::{Caps, Dial, serve};
 use crate::receipt::Receipt;
+use crate::remembered::Remembered;
 use crate::resolver::{Resolve, ResolveError, Resolved};
 
 /// Where `www.example.com` and `b.example` are, and where nothing was resolved to.
@@ -105,11 +106,15 @@ impl World {
             sandbox: SandboxId::random(),
             generation: Generation::FIRST,
             policy: policy(rules),
-            bindings: serde_json::from_value(bindings.into()).unwrap(),
+            remembered: Remembered {
+                bindings: serde_json::from_value(bindings.into()).unwrap(),
+                ..Remembered::default()
+            },
             head: None,
             ledger: Arc::new(Lines(lines)),
             resolver: Arc::new(Nobody),
             clock: Arc::new(SystemClock),
+            totals: Arc::default(),
         });
         let (routes, originals) = (Arc::new(Routes::default()), Arc::new(Mutex::new(BTreeMap::new())));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
