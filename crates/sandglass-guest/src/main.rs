@@ -2,7 +2,8 @@
 //!
 //! One binary under several names: as PID 1, or with `init`, it is the agent; as `sudo` it is the client that
 //! asks the agent to run a command as another user; with `serve` it serves the guest API on a TCP port, for
-//! development; with `unsealed` it is the agent of a sandbox that nothing isolates.
+//! development; with `unsealed` it is the agent of a sandbox that nothing isolates; with `probe` it attacks what is around
+//! it, for `sandglass verify`.
 
 mod agent;
 mod blocking;
@@ -18,6 +19,7 @@ mod job;
 mod log;
 mod memory;
 mod path;
+mod probe;
 mod process;
 mod processes;
 mod reaper;
@@ -42,6 +44,8 @@ fn main() -> ExitCode {
     match args.next().as_deref() {
         Some("serve") => dev::main(args),
         Some("unsealed") => unsealed::main(args),
+        Some("probe") => probe::main(args),
+        Some("canary") => probe::canary(),
         _ => {
             log::line(
                 "usage: sandglass-guest serve --listen ADDRESS:PORT, or unsealed HOME; as process 1 it is a sandbox's \

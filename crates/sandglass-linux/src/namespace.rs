@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, fstat, fstatfs, open};
+use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use crate::thread::on_fresh_thread;
@@ -96,6 +97,23 @@ impl Netns {
             Ok(work())
         })?
     }
+}
+
+/// Takes the calling process out of this machine: into new namespaces of mounts, network, System V IPC and host name; its
+/// next child is process 1 of a new namespace of processes. So whatever is mounted, made or started there is unseen
+/// outside, and ends with that child. Call it before the second thread starts: other threads stay where they are.
+///
+/// # Errors
+/// No privilege, or the kernel is at its limit of namespaces.
+pub fn leave_machine() -> io::Result<()> {
+    let all = UnshareFlags::NEWNS
+        | UnshareFlags::NEWNET
+        | UnshareFlags::NEWIPC
+        | UnshareFlags::NEWUTS
+        | UnshareFlags::NEWPID;
+    // SAFETY: the flags leave the descriptor table shared, so no descriptor changes its meaning for another thread.
+    unsafe { rustix::thread::unshare_unsafe(all)? };
+    Ok(mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?)
 }
 
 impl AsFd for Netns {

@@ -1,6 +1,7 @@
 //! The command line. Scripts rely on it: names and meanings stay.
 
 pub(crate) mod bench;
+pub(crate) mod verify;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -37,6 +38,14 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Measure what is promised, against a reference of the same run
     Bench(bench::Bench),
+    /// Try to break out of a sandbox in every known way, and say what held
+    Verify(verify::Verify),
+    /// The disposable machine of `verify`, which starts it
+    #[command(hide = true)]
+    VerifyStage,
+    /// Clears up when `verify` ended in whatever way; it starts it
+    #[command(hide = true)]
+    VerifyJanitor(verify::Janitor),
     /// Tell the ledger what the store says, without privilege
     #[command(hide = true)]
     Owners(Owners),

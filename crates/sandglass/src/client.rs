@@ -1,6 +1,6 @@
 //! The verbs of the command line that talk to a server, over the same public API that everybody uses.
 
-mod exec;
+pub(crate) mod exec;
 mod rest;
 
 use std::io::Write as _;

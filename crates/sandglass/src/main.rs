@@ -16,6 +16,8 @@ mod local;
 mod privileged;
 mod serve;
 mod startup;
+#[allow(dead_code)]
+mod verify;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -27,7 +29,9 @@ use cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_env("SANDGLASS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    // A server in it that lets everything out has much to tell, and nobody to tell it to.
+    let level = if matches!(cli.command, Command::VerifyStage) { "error" } else { "info" };
+    let filter = EnvFilter::try_from_env("SANDGLASS_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
@@ -46,6 +50,9 @@ fn main() -> ExitCode {
         Command::Ledger(args) => local::ledger(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Verify(args) => verify::run(&args),
+        Command::VerifyStage => verify::stage::run(),
+        Command::VerifyJanitor(args) => verify::janitor::run(&args),
         Command::Owners(args) => local::owners(&args),
         Command::Team(verb) => local::team(&verb),
         Command::Key(verb) => local::key(&verb),

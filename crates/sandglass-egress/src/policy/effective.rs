@@ -16,6 +16,8 @@ pub struct Effective {
     pub(super) ceiling: Layer,
     pub(super) openings: Openings,
     pub(super) surroundings: Surroundings,
+    /// See [`Operator::unguarded`].
+    pub(super) unguarded: bool,
 }
 
 /// One list of rules with their full names. The first match decides.
@@ -138,8 +140,9 @@ impl Effective {
             asked.push(&Origin::Feature(name.clone()), &feature.rules.0);
         }
         let ceiling = operator.layer();
-        let effective =
-            Self { request: asked, ceiling, openings: operator.open_private.clone(), surroundings };
+        let openings = operator.open_private.clone();
+        let unguarded = operator.unguarded;
+        let effective = Self { request: asked, ceiling, openings, surroundings, unguarded };
         let warnings = effective.warnings();
         Ok((effective, warnings))
     }
@@ -148,7 +151,7 @@ impl Effective {
     #[must_use]
     pub fn is_sealed(&self) -> bool {
         let allows = |layer: &Layer| layer.rules.iter().any(|(_, rule)| rule.action == Action::Allow);
-        !(allows(&self.request) && allows(&self.ceiling))
+        !(self.unguarded || (allows(&self.request) && allows(&self.ceiling)))
     }
 
     fn warnings(&self) -> Vec<Warning> {

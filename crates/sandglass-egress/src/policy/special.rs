@@ -218,7 +218,9 @@ impl From<Openings> for Vec<Cidr> {
 
 /// The ranges of IPv4 that are held up whatever rules say, for a packet filter: a second barrier behind
 /// [`decide`](super::decide).
-#[derive(Debug, Clone, PartialEq, Eq)]
+///
+/// Empty, the default, it holds nothing up: that is for [`Operator::unguarded`](super::Operator::unguarded) alone.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Barrier {
     /// Nothing passes.
     pub never: Vec<Cidr>,

@@ -65,6 +65,15 @@ impl Outcome {
     }
 }
 
+/// What a command does.
+pub(crate) enum Happening {
+    /// It runs, as the process of this number inside.
+    Started(u32),
+    Stdout(Vec<u8>),
+    Stderr(Vec<u8>),
+    Ended(EndEvent),
+}
+
 /// Runs it to its end. With `collect` its output is kept for the outcome, else it is passed on as it comes.
 pub(crate) async fn run(
     api: &Api,
@@ -72,6 +81,33 @@ pub(crate) async fn run(
     command: Command,
     collect: bool,
 ) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let mut ended = false;
+    let look = |happening| {
+        match happening {
+            Happening::Started(_) => {}
+            Happening::Stdout(bytes) if collect => outcome.stdout.extend(bytes),
+            Happening::Stderr(bytes) if collect => outcome.stderr.extend(bytes),
+            Happening::Stdout(bytes) => pass_on(std::io::stdout(), &bytes)?,
+            Happening::Stderr(bytes) => pass_on(std::io::stderr(), &bytes)?,
+            Happening::Ended(end) => {
+                outcome.end = end;
+                ended = true;
+            }
+        }
+        Ok(())
+    };
+    follow(api, sandbox, command, look).await?;
+    if ended { Ok(outcome) } else { Err(anyhow::anyhow!("the sandbox ended before its command did")) }
+}
+
+/// Starts it, and calls `look` for all that happens, until the stream ends or `look` fails.
+pub(crate) async fn follow(
+    api: &Api,
+    sandbox: &Reach,
+    command: Command,
+    mut look: impl FnMut(Happening) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let base = api.base().parse().context("the server's address is no URL")?;
     let client = ProcessClient::new(HttpClient::plaintext(), ClientConfig::new(base).json());
     let mut words = command.words.into_iter();
@@ -96,26 +132,20 @@ pub(crate) async fn run(
         anyhow::anyhow!("{}", error.message.unwrap_or_else(|| format!("{:?}", error.code)))
     };
     let mut stream = client.start_with_options(request, options).await.map_err(refused)?;
-    let mut outcome = Outcome::default();
-    let mut ended = false;
     while let Some(message) = stream.message().await.map_err(refused)? {
         let message = message.to_owned_message();
         match message.event.into_option().and_then(|event| event.event) {
+            Some(Event::Start(start)) => look(Happening::Started(start.pid))?,
             Some(Event::Data(data)) => match data.output {
-                Some(Output::Stdout(bytes) | Output::Pty(bytes)) if collect => outcome.stdout.extend(bytes),
-                Some(Output::Stderr(bytes)) if collect => outcome.stderr.extend(bytes),
-                Some(Output::Stdout(bytes) | Output::Pty(bytes)) => pass_on(std::io::stdout(), &bytes)?,
-                Some(Output::Stderr(bytes)) => pass_on(std::io::stderr(), &bytes)?,
+                Some(Output::Stdout(bytes) | Output::Pty(bytes)) => look(Happening::Stdout(bytes))?,
+                Some(Output::Stderr(bytes)) => look(Happening::Stderr(bytes))?,
                 None => {}
             },
-            Some(Event::End(end)) => {
-                outcome.end = *end;
-                ended = true;
-            }
+            Some(Event::End(end)) => look(Happening::Ended(*end))?,
             _ => {}
         }
     }
-    if ended { Ok(outcome) } else { Err(anyhow::anyhow!("the sandbox ended before its command did")) }
+    Ok(())
 }
 
 fn pass_on(mut to: impl std::io::Write, bytes: &[u8]) -> anyhow::Result<()> {

@@ -22,6 +22,7 @@ pub(crate) struct Api {
 }
 
 /// What is needed to reach a sandbox's guest API.
+#[derive(Debug, Clone)]
 pub(crate) struct Reach {
     pub(crate) id: String,
     pub(crate) token: Option<String>,
@@ -58,8 +59,12 @@ impl Api {
     }
 
     pub(crate) async fn create(&self, template: &str, timeout: u64) -> anyhow::Result<Reach> {
-        let body = json!({ "templateID": template, "timeout": timeout });
-        let answer = self.call(Method::POST, "/v2/sandboxes", Some(&body)).await?;
+        self.create_as(&json!({ "templateID": template, "timeout": timeout })).await
+    }
+
+    /// Makes a sandbox as `body` says.
+    pub(crate) async fn create_as(&self, body: &Value) -> anyhow::Result<Reach> {
+        let answer = self.call(Method::POST, "/v2/sandboxes", Some(body)).await?;
         Reach::read(&answer.body, answer.unsealed)
     }
 

@@ -1,0 +1,109 @@
+//! What attacks are after, held by a process of the machine that `sandglass verify` makes for itself: `guest canary
+//! SECRET`. It is told the other secrets on standard input, and holds them until it is killed.
+
+use std::io::{self, BufRead as _, Write as _};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::process::ExitCode;
+
+use rustix::mount::MountFlags;
+use rustix::thread::UnshareFlags;
+use serde::Deserialize;
+
+/// Where the file is that only this process's mount namespace has.
+pub(super) const HIDDEN: &str = "/tmp/hidden";
+
+/// The name of the abstract socket.
+pub(super) const ABSTRACT: &str = "sandglass-canary";
+
+#[derive(Deserialize)]
+struct Told {
+    key: i32,
+    memory: String,
+    mounts: String,
+    shared_memory: String,
+    queue: String,
+    abstract_socket: String,
+    socket: String,
+    socket_path: String,
+}
+
+/// Holds them.
+pub(crate) fn main() -> ExitCode {
+    match hold() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn hold() -> io::Result<()> {
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line)?;
+    let told: Told = serde_json::from_str(&line)?;
+    // SAFETY: this process has one thread, and no descriptor changes its meaning.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS)? };
+    rustix::mount::mount("tmpfs", "/tmp", "tmpfs", MountFlags::empty(), None::<&std::ffi::CStr>)?;
+    std::fs::write(HIDDEN, &told.mounts)?;
+    shared_memory(told.key, &told.shared_memory)?;
+    queue(told.key, &told.queue)?;
+    let named = UnixListener::bind(&told.socket_path)?;
+    let abstract_one = UnixListener::bind_addr(&SocketAddr::from_abstract_name(ABSTRACT)?)?;
+    for (listener, secret) in [(named, told.socket), (abstract_one, told.abstract_socket)] {
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let _gone = stream.write_all(secret.as_bytes());
+            }
+        });
+    }
+    let memory = told.memory.into_bytes();
+    println!("ready");
+    loop {
+        std::thread::park();
+        std::hint::black_box(&memory);
+    }
+}
+
+fn shared_memory(key: i32, secret: &str) -> io::Result<()> {
+    // SAFETY: takes no pointer.
+    let id = unsafe { libc::shmget(key, secret.len(), libc::IPC_CREAT | libc::IPC_EXCL | 0o666) };
+    if id < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel chooses the address, where nothing else is.
+    let at = unsafe { libc::shmat(id, std::ptr::null(), 0) };
+    if at.addr() == usize::MAX {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the segment is as long as the secret, was just attached for writing, and stays so until this process ends.
+    unsafe { std::ptr::copy_nonoverlapping(secret.as_ptr(), at.cast(), secret.len()) };
+    Ok(())
+}
+
+/// The longest text that is put into a queue, in bytes.
+pub(super) const MESSAGE: usize = 64;
+
+/// As `msgsnd` and `msgrcv` have it.
+#[repr(C)]
+pub(super) struct Message {
+    pub(super) kind: libc::c_long,
+    pub(super) text: [u8; MESSAGE],
+}
+
+fn queue(key: i32, secret: &str) -> io::Result<()> {
+    // SAFETY: takes no pointer.
+    let id = unsafe { libc::msgget(key, libc::IPC_CREAT | libc::IPC_EXCL | 0o666) };
+    if id < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut message = Message { kind: 1, text: [0; MESSAGE] };
+    let len = secret.len().min(MESSAGE);
+    message.text[..len].copy_from_slice(&secret.as_bytes()[..len]);
+    // SAFETY: the message lives across the call, and its text is at least so long.
+    if unsafe { libc::msgsnd(id, (&raw const message).cast(), len, 0) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! Where attacks are carried out: servers, and the sandboxes in them.
+
+mod unguarded;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use fs_err as fs;
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+
+use super::canary::Canaries;
+use super::sandbox::Sandbox;
+use super::secrets::{Place, Secrets};
+use super::server::{self, Endpoint, Server, Setup};
+use super::stage::{DISK, Plan};
+use crate::cli::Engine;
+use crate::guest_binary;
+
+/// The guest's binary in a sandbox of gVisor.
+pub(super) const GUEST: &str = "/usr/lib/sandglass/guest";
+
+/// How much of its sandboxes a ground protects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// All, as a server does that was delivered so.
+    Strict,
+    /// Nothing: they are processes of the stage, as root.
+    Bare,
+    /// All but what leaves them: the policy allows everything, and the second barrier is not there.
+    Unguarded,
+}
+
+/// A server, as attacks use it.
+#[derive(Debug)]
+pub(super) struct Ground {
+    pub(super) kind: Kind,
+    pub(super) endpoint: Endpoint,
+    /// What all grounds of a stage share. There is none if the server is not on a stage.
+    pub(super) stage: Option<Arc<Scene>>,
+    /// The guest's binary inside.
+    guest: String,
+    /// The sandbox of probes that do it no harm.
+    shared: Mutex<Option<Arc<Sandbox>>>,
+}
+
+/// What is on the stage besides servers.
+#[derive(Debug)]
+pub(super) struct Scene {
+    pub(super) secrets: Secrets,
+    pub(super) canaries: Canaries,
+    /// The strict server, to be killed and started again.
+    pub(super) setup: Setup,
+    pub(super) server: Mutex<Server>,
+    /// How many sandboxes make a proof that nothing is left.
+    pub(super) cycles: u32,
+}
+
+/// A probe's witness would be on a stage, and there is none.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no stage")]
+pub(super) struct NoStage;
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Grounds {
+    pub(super) strict: Arc<Ground>,
+    /// None where there are no controls.
+    pub(super) weak: Option<Weak>,
+}
+
+/// Those where attacks must succeed.
+#[derive(Debug)]
+pub(super) struct Weak {
+    pub(super) bare: Arc<Ground>,
+    pub(super) unguarded: Arc<Ground>,
+    /// What runs of it in this process.
+    _tasks: JoinSet<()>,
+}
+
+impl Ground {
+    pub(super) fn new(kind: Kind, endpoint: Endpoint, guest: &str, stage: Option<Arc<Scene>>) -> Arc<Self> {
+        let shared = Mutex::default();
+        Arc::new(Self { kind, endpoint, stage, guest: guest.to_owned(), shared })
+    }
+
+    /// A sandbox that other probes use, too. One that an attack ended is replaced.
+    pub(super) async fn sandbox(&self) -> anyhow::Result<Arc<Sandbox>> {
+        let mut shared = self.shared.lock().await;
+        if let Some(sandbox) = &*shared
+            && sandbox.run(&["true"]).await.is_ok_and(|said| said.code == Some(0))
+        {
+            return Ok(Arc::clone(sandbox));
+        }
+        let sandbox = Arc::new(self.fresh(&json!({})).await?);
+        *shared = Some(Arc::clone(&sandbox));
+        Ok(sandbox)
+    }
+
+    /// A sandbox for this probe alone. `more` is put over the usual request.
+    pub(super) async fn fresh(&self, more: &Value) -> anyhow::Result<Sandbox> {
+        Sandbox::create(&self.endpoint, &self.guest, more).await
+    }
+
+    /// The stage, for probes whose witness is there.
+    pub(super) fn scene(&self) -> Result<&Scene, NoStage> {
+        self.stage.as_deref().ok_or(NoStage)
+    }
+
+    /// Ends the sandbox that probes shared.
+    pub(super) async fn close(&self) -> anyhow::Result<()> {
+        match self.shared.lock().await.take() {
+            Some(sandbox) => sandbox.kill().await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl Grounds {
+    /// Starts the servers of a stage.
+    pub(super) async fn open(plan: &Plan) -> anyhow::Result<Self> {
+        let secrets = Secrets::new();
+        // The name of the folder is one, so that a path of the stage that is seen inside tells it.
+        let home = PathBuf::from(DISK).join(secrets.at(Place::Folder));
+        let folder = |name: &str| home.join(name);
+        let bare_cache = folder("cache");
+        fs::create_dir_all(&bare_cache)?;
+        server::name(&folder("strict"), &plan.strict, Engine::Gvisor)?;
+        server::name(&folder("bare"), &plan.bare, Engine::Fake)?;
+        server::name(&folder("unguarded"), &plan.unguarded, Engine::Gvisor)?;
+        let setup = Setup {
+            folder: folder("strict"),
+            cache: plan.cache.clone(),
+            engine: Engine::Gvisor,
+            config: toml::to_string(&json!({"runsc": plan.runsc}))?,
+            env: vec![("PROVIDER_API_KEY", secrets.at(Place::ServerEnvironment).to_owned())],
+        };
+        let bare_setup = Setup {
+            folder: folder("bare"),
+            cache: bare_cache.clone(),
+            engine: Engine::Fake,
+            config: String::new(),
+            env: Vec::new(),
+        };
+        // An own copy, because an attack on it succeeds in the sandboxes that nothing isolates.
+        let bare_guest = guest_binary::install(&bare_cache, None)?;
+        let bare_guest = bare_guest.to_str().context("a path is no text")?.to_owned();
+        let canaries = Canaries::place(&home, &secrets, &plan.guest)?;
+        let unguarded_folder = folder("unguarded");
+        let (server, bare, (unguarded, tasks)) = tokio::try_join!(
+            setup.start("127.0.0.1:0", None),
+            bare_setup.start("127.0.0.1:0", None),
+            unguarded::start(&unguarded_folder, plan),
+        )?;
+        let strict = server.endpoint.clone();
+        let scene = Scene { secrets, canaries, setup, server: Mutex::new(server), cycles: plan.cycles };
+        let scene = Some(Arc::new(scene));
+        let ground = |kind, endpoint, guest: &str| Ground::new(kind, endpoint, guest, Option::clone(&scene));
+        Ok(Self {
+            strict: ground(Kind::Strict, strict, GUEST),
+            weak: Some(Weak {
+                bare: ground(Kind::Bare, bare.endpoint, &bare_guest),
+                unguarded: ground(Kind::Unguarded, unguarded, GUEST),
+                _tasks: tasks,
+            }),
+        })
+    }
+}
