@@ -242,7 +242,13 @@ def filled(path: str, id: str) -> str:
 
 
 # What is asked of each route: right but for the team.
-BODIES = {"timeout": {"timeout": 60}, "refreshes": {"duration": 60}, "connect": {"timeout": 60}}
+BODIES = {
+    "timeout": {"timeout": 60},
+    "refreshes": {"duration": 60},
+    "connect": {"timeout": 60},
+    "network": {"allowOut": []},
+}
+QUERIES = {"explain": {"host": "example.com"}}
 
 
 @pytest.mark.parametrize(("method", "path", "built"), WITH_ID, ids=lambda value: str(value))
@@ -251,8 +257,9 @@ def test_another_teams_sandbox_is_one_that_is_not_there(anonymous, sandbox, stra
     unknown = "0" * 20
     answers = []
     for id in [sandbox.sandbox_id, unknown]:
+        last, key = path.rsplit("/", 1)[1], {"X-API-Key": stranger}
         answer = anonymous.request(
-            method, filled(path, id), headers={"X-API-Key": stranger}, json=BODIES.get(path.rsplit("/", 1)[1])
+            method, filled(path, id), headers=key, json=BODIES.get(last), params=QUERIES.get(last)
         )
         message = message_of(answer, 404 if built else 501)
         answers.append(message.replace(id, "ID"))

@@ -75,7 +75,7 @@ pub use self::ceiling::of as ceiling;
 pub use self::control::knows as over_control_socket;
 pub use self::make::OVERLAY_OPTIONS;
 pub use self::paths::{HostPaths, SandboxPaths};
-pub use self::runsc::version as runsc_version;
+pub use self::runsc::{no_network_settings, version as runsc_version};
 
 const NAME: &str = "gvisor";
 

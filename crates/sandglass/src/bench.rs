@@ -5,6 +5,7 @@
 //! left. Nothing is prepared for a bench that a client would not have, too.
 
 mod cold_create;
+mod egress;
 mod exec;
 mod idle;
 mod proc;
@@ -31,11 +32,15 @@ const FAILED: u8 = 1;
 const MISSED: u8 = 2;
 
 /// Name, and what is wanted.
-const TARGETS: [(&str, &str); 5] = [
+const TARGETS: [(&str, &str); 6] = [
     ("cold-create", "p50 of create to first output at most 1.0 times that of a bare `runsc run`"),
     ("exec", "p50 of `true` at most 2 ms over the same spawn inside, and at most 20 ms"),
     ("transfer", "100 MB at 200 MB/s or more with the Python SDK, at 500 MB/s or more with a plain client"),
     ("idle", "a sandbox at most 40 MB and 0.3 % of a core; both halves at most 80 MB with 20 sandboxes"),
+    (
+        "egress",
+        "a TLS connection at half the rate of a bare copy loop or more, at most 2 ms later, 1,000 at a time, 64 KB for each",
+    ),
     ("soak", "no failure, and the ledger as at the start"),
 ];
 
@@ -49,8 +54,13 @@ pub(crate) fn run(args: &Bench) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let (common, there) = which.common();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let report = runtime.block_on(measured(which, common, there))?;
+    let report = match which {
+        Which::Egress { .. } => {
+            let network = egress::Network::make()?;
+            network.run(|| measure(which, Some(&network), common, there))?
+        }
+        _ => measure(which, None, common, there),
+    }?;
     let out = &mut std::io::stdout().lock();
     if common.json {
         report.json(out)?;
@@ -64,6 +74,16 @@ pub(crate) fn run(args: &Bench) -> anyhow::Result<ExitCode> {
     })
 }
 
+fn measure(
+    which: &Which,
+    network: Option<&egress::Network>,
+    common: &Common,
+    there: Option<&There>,
+) -> anyhow::Result<Report> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(measured(which, network, common, there))
+}
+
 impl Which {
     /// Its index in [`TARGETS`] is that of the variant.
     const fn name(&self) -> &'static str {
@@ -72,36 +92,43 @@ impl Which {
             Self::Exec { .. } => 1,
             Self::Transfer { .. } => 2,
             Self::Idle { .. } => 3,
-            Self::Soak { .. } => 4,
+            Self::Egress { .. } => 4,
+            Self::Soak { .. } => 5,
         };
         TARGETS[index].0
     }
 
     const fn common(&self) -> (&Common, Option<&There>) {
         match self {
-            Self::ColdCreate { common, .. } | Self::Idle { common, .. } | Self::Soak { common, .. } => {
-                (common, None)
-            }
+            Self::ColdCreate { common, .. }
+            | Self::Idle { common, .. }
+            | Self::Egress { common, .. }
+            | Self::Soak { common, .. } => (common, None),
             Self::Exec { common, there, .. } | Self::Transfer { common, there, .. } => (common, Some(there)),
         }
     }
 }
 
 /// A server, the bench, and the end of both; a signal ends the bench only.
-async fn measured(which: &Which, common: &Common, there: Option<&There>) -> anyhow::Result<Report> {
+async fn measured(
+    which: &Which,
+    network: Option<&egress::Network>,
+    common: &Common,
+    there: Option<&There>,
+) -> anyhow::Result<Report> {
     let mut signals = Signals::new()?;
     if let Some(There { url: Some(url), api_key: Some(key) }) = there {
         let endpoint = Endpoint { url: url.trim_end_matches('/').to_owned(), key: key.clone() };
-        return signals.interrupt(bench(which, None, &endpoint)).await;
+        return signals.interrupt(bench(which, network, None, &endpoint)).await;
     }
     if !rustix::process::geteuid().is_root() {
         bail!("a bench needs root to start a server of its own");
     }
-    let mut server = Server::spawn(common)?;
+    let mut server = Server::spawn(common, network.map_or_else(toml::Table::new, |_| egress::settings()))?;
     let outcome = signals
         .interrupt(async {
             let endpoint = server.ready().await?;
-            bench(which, Some(&server), &endpoint).await
+            bench(which, network, Some(&server), &endpoint).await
         })
         .await;
     let ledger = server.stop().await;
@@ -110,7 +137,12 @@ async fn measured(which: &Which, common: &Common, there: Option<&There>) -> anyh
     Ok(report)
 }
 
-async fn bench(which: &Which, server: Option<&Server>, endpoint: &Endpoint) -> anyhow::Result<Report> {
+async fn bench(
+    which: &Which,
+    network: Option<&egress::Network>,
+    server: Option<&Server>,
+    endpoint: &Endpoint,
+) -> anyhow::Result<Report> {
     let own = || server.context("this bench needs a server of its own");
     let mut report = Report::new(which.name());
     match which {
@@ -125,6 +157,10 @@ async fn bench(which: &Which, server: Option<&Server>, endpoint: &Endpoint) -> a
             let [settle, window] = [settle, window].map(|seconds| Duration::from_secs(*seconds));
             let options = idle::Options { count: *count, settle, window };
             idle::run(own()?, endpoint, &options, &mut report).await
+        }
+        Which::Egress { n, .. } => {
+            let network = network.context("this bench needs a network of its own")?;
+            egress::run(own()?, endpoint, network, *n, &mut report).await
         }
         Which::Soak { cycles, parallel, .. } => {
             soak::run(own()?, endpoint, *cycles, *parallel, &mut report).await

@@ -17,9 +17,12 @@ mod runsc;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use comfy_table::Table;
 use sandglass_engine::gvisor::HostPaths;
+use sandglass_linux::process::{Launch, LaunchError, RunError, run as run_program};
+use sandglass_types::error::Chain;
 
 use crate::cli;
 use crate::data_dir::DataDir;
@@ -105,6 +108,19 @@ fn existing(folder: &Path) -> &Path {
 }
 
 /// The start of what a program said, in one line.
+/// Runs a program and gives what it printed, or why it did not do what it should.
+fn outcome(launch: Result<Launch, LaunchError>, timeout: Duration) -> Result<String, String> {
+    let output = launch
+        .map_err(RunError::from)
+        .and_then(|launch| run_program(launch, b"", timeout, MAX_SAID))
+        .map_err(|error| Chain(&error).to_string())?;
+    if output.status.success() {
+        Ok(said(&output.stdout))
+    } else {
+        Err(format!("{}: {}", output.status, said(&output.stderr)))
+    }
+}
+
 fn said(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes.get(..MAX_SAID).unwrap_or(bytes)).trim().replace('\n', " | ");
     text.chars().filter(|c| !c.is_control()).take(200).collect()

@@ -228,7 +228,8 @@ const MS_RDONLY: u64 = 1;
 
 /// Every `runsc` is started where this is mounted: it takes any network namespace for the machine's where it can see
 /// those settings.
-pub(super) fn no_network_settings() -> Mount {
+#[must_use]
+pub fn no_network_settings() -> Mount {
     Mount {
         source: c"none".into(),
         target: c"/proc/sys/net".into(),

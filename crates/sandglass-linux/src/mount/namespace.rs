@@ -107,15 +107,21 @@ impl MountNamespace {
         };
         on_fresh_thread("mounts", furnish).map_err(MountError::Namespace)?
     }
-}
 
-fn namespace(errno: rustix::io::Errno) -> MountError {
-    MountError::Namespace(errno.into())
-}
+    /// Runs `work` on a fresh thread inside the namespace and waits for it. Programs that it starts see the mounts.
+    ///
+    /// # Errors
+    /// The namespace can't be entered, or there is no thread; `work` has not run then.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+        on_fresh_thread("mounts", || {
+            // SAFETY: this thread's root and working directory become its own; its descriptor table stays shared.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS)? };
+            if self.enter() < 0 { Err(io::Error::last_os_error()) } else { Ok(work()) }
+        })?
+    }
 
-impl MountNamespace {
-    /// Moves the calling process into it, which must have one thread and share nothing of its file system with others:
-    /// so it is after `clone`. Negative on failure, with errno set. It makes system calls and nothing else.
+    /// Moves the calling thread into it, which must share nothing of its file system with others: so it is after
+    /// `clone`. Negative on failure, with errno set. It makes system calls and nothing else.
     pub(crate) fn enter(&self) -> libc::c_int {
         // SAFETY: takes no pointer but a literal.
         unsafe {
@@ -128,6 +134,10 @@ impl MountNamespace {
         }
         0
     }
+}
+
+fn namespace(errno: rustix::io::Errno) -> MountError {
+    MountError::Namespace(errno.into())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A server of the bench's own: this very program on a folder of its own, and the proof that nothing of it is left.
 
-use std::collections::BTreeMap;
 use std::io::BufReader;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,6 +12,8 @@ use fs_err as fs;
 use rustix::process::{Pid, Signal, kill_process};
 use sandglass_engine::gvisor::HostPaths;
 use sandglass_engine::network::DEFAULT_SIZE;
+use sandglass_linux::cgroup::{self, Cgroups};
+use sandglass_linux::namespace::Netns;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -62,12 +64,14 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it.
-    pub(crate) fn spawn(common: &cli::bench::Common) -> anyhow::Result<Self> {
+    /// Starts it, with these settings beside those that `common` means.
+    pub(crate) fn spawn(common: &cli::bench::Common, mut settings: toml::Table) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("this program can't find itself")?;
         let folder = tempfile::Builder::new().prefix("sandglass-bench-").tempdir_in(PARENT)?.keep();
         let config = folder.join("config.toml");
-        let settings: BTreeMap<_, _> = common.runsc.iter().map(|path| ("runsc", path)).collect();
+        if let Some(path) = &common.runsc {
+            settings.insert("runsc".into(), toml::Value::try_from(path)?);
+        }
         fs::write(&config, toml::to_string(&settings)?)?;
         let mut child = Command::new(&program)
             .args(["serve", "--listen", "127.0.0.1:0", "--config"])
@@ -126,6 +130,25 @@ impl Server {
     /// The id that all of its kernel objects carry.
     pub(crate) fn instance(&self) -> anyhow::Result<sandglass_types::InstanceId> {
         Ok(DataDir::open(&self.data())?.instance().clone())
+    }
+
+    /// The airlock of a running sandbox.
+    pub(crate) fn airlock(&self, id: &str) -> anyhow::Result<Netns> {
+        let cgroups = Cgroups::detect(Path::new(cgroup::ROOT), self.instance()?.as_str())?;
+        let processes = cgroups.leaf(id)?.processes()?;
+        let inodes: Vec<u64> = processes
+            .iter()
+            .filter_map(|pid| Some(fs::metadata(format!("/proc/{pid}/ns/net")).ok()?.ino()))
+            .collect();
+        for pin in fs::read_dir(self.data().join("host/ns"))? {
+            let pin = pin?.path();
+            if let Some(slot) = pin.to_str().and_then(|pin| pin.strip_suffix("-in"))
+                && inodes.contains(&Netns::open(&pin)?.inode()?)
+            {
+                return Ok(Netns::open(Path::new(&format!("{slot}-air")))?);
+            }
+        }
+        bail!("no network namespace of sandbox {id} is pinned")
     }
 
     /// Waits until nothing is left of a sandbox that was killed: the answer to the client comes before.

@@ -59,6 +59,14 @@ pub(crate) enum Which {
         #[arg(long, default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
         window: u64,
     },
+    /// A guest's connections through the proxy, against a bare copy loop in the same airlock
+    Egress {
+        #[command(flatten)]
+        common: Common,
+        /// How many times 100 MB are carried, and 20 connections made
+        #[arg(short, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        n: u32,
+    },
     /// Sandboxes created, used and ended, many at a time, and what is left of them
     Soak {
         #[command(flatten)]

@@ -14,11 +14,11 @@ use rustix::io::Errno;
 use sandglass_engine::gvisor::OVERLAY_OPTIONS;
 use sandglass_linux::loopdev::{LoopDevice, attached};
 use sandglass_linux::mount::{Mount, MountNamespace, Propagation};
-use sandglass_linux::process::{Launch, RunError, Step, run};
+use sandglass_linux::process::{Launch, Step};
 use sandglass_types::error::Chain;
 
 use super::check::Check;
-use super::{MAX_SAID, said};
+use super::outcome;
 use crate::startup::Reason;
 
 const LOOP: &str = "loop devices";
@@ -105,11 +105,7 @@ fn file(data: &Path) -> io::Result<File> {
 fn mkfs(device: &LoopDevice) -> Result<(), String> {
     let launch = Launch::new("/usr/sbin/mkfs.ext4")
         .and_then(|launch| launch.args(["-q", "-F", "-b", "4096", "-J", "size=4"])?.arg(device.path()));
-    let output = launch
-        .map_err(RunError::from)
-        .and_then(|launch| run(launch, b"", TIMEOUT, MAX_SAID))
-        .map_err(|error| Chain(&error).to_string())?;
-    if output.status.success() { Ok(()) } else { Err(said(&output.stderr)) }
+    outcome(launch, TIMEOUT).map(drop)
 }
 
 /// A mount namespace with the file system.
@@ -129,11 +125,7 @@ fn overlay(mounts: MountNamespace, lower: &Path) -> Result<(), String> {
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .map(|launch| launch.step(Step::EnterMounts(mounts.into())))
     };
-    let output = launch()
-        .map_err(RunError::from)
-        .and_then(|launch| run(launch, b"", TIMEOUT, MAX_SAID))
-        .map_err(|error| Chain(&error).to_string())?;
-    if output.status.success() { Ok(()) } else { Err(said(&output.stderr)) }
+    outcome(launch(), TIMEOUT).map(drop)
 }
 
 fn reflink(data: &Path) -> io::Result<bool> {

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sandglass_engine::gvisor::{over_control_socket, runsc_version};
+use sandglass_engine::gvisor::{no_network_settings, over_control_socket, runsc_version};
 use sandglass_linux::mount::{Mount, MountNamespace, Propagation};
-use sandglass_linux::process::{Launch, RunError, Step, run};
+use sandglass_linux::process::{Launch, Step};
 use sandglass_types::error::Chain;
 
 use super::check::Check;
-use super::{MAX_SAID, said};
+use super::outcome;
 use crate::startup::Reason;
 
 const VERSION: &str = "runsc";
@@ -62,19 +62,14 @@ pub(super) fn look(program: Option<&Path>, trial: bool) -> Facts {
 /// Runs a command in a sandbox over this machine's own root file system, which it can't change. All that `runsc` writes
 /// is on a memory file system that only it and its children see.
 fn try_out(program: &Path) -> Result<String, String> {
-    let tmpfs = |target: &std::ffi::CStr, data: &std::ffi::CStr| Mount {
+    let run = Mount {
         source: c"none".into(),
-        target: target.into(),
+        target: c"/run".into(),
         fstype: c"tmpfs".into(),
         flags: 0,
-        data: data.into(),
+        data: c"size=16m".into(),
     };
-    let mounts = [
-        tmpfs(c"/run", c"size=16m"),
-        // It takes any network namespace for the machine's where it can see this.
-        tmpfs(c"/proc/sys/net", c"size=4k"),
-    ];
-    let mounts = MountNamespace::furnish(Propagation::Private, &mounts);
+    let mounts = MountNamespace::furnish(Propagation::Private, &[run, no_network_settings()]);
     let mounts = mounts.map_err(|error| Chain(&error).to_string())?;
     let launch = || {
         Launch::new(program)?
@@ -84,15 +79,7 @@ fn try_out(program: &Path) -> Result<String, String> {
             .env("TMPDIR", "/run")
             .map(|launch| launch.step(Step::EnterMounts(mounts.into())))
     };
-    let output = launch()
-        .map_err(RunError::from)
-        .and_then(|launch| run(launch, b"", TIMEOUT, MAX_SAID))
-        .map_err(|error| Chain(&error).to_string())?;
-    if output.status.success() {
-        Ok(said(&output.stdout))
-    } else {
-        Err(format!("runsc ended with {}: {}", output.status, said(&output.stderr)))
-    }
+    outcome(launch(), TIMEOUT).map_err(|why| format!("runsc: {why}"))
 }
 
 pub(super) fn judge(facts: &Facts) -> Vec<Check> {
