@@ -21,6 +21,8 @@ use super::server::{Endpoint, Server};
 use super::wire::{Connection, Events};
 use crate::client::Reach;
 
+use upstream::Listening;
+
 pub(crate) use network::Network;
 
 /// The guest's side.
@@ -71,13 +73,13 @@ pub(crate) async fn run(
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let upstream = SocketAddr::V4(SocketAddrV4::new(network::ADDRESS, TLS_PORT));
-    upstream::answer_all(network.far().run(|| TcpListener::bind(upstream))??)?;
+    let _upstream = upstream::answer_all(network.far().run(|| TcpListener::bind(upstream))??)?;
     let mut connection = Connection::open(&endpoint.url).await?;
     let sandbox = connection.create(&endpoint.key).await?;
     let script = Bytes::from_static(SCRIPT);
     connection.upload(&sandbox, SCRIPT_PATH, &script, script.len() as u64).await?;
     let airlock = server.airlock(&sandbox.id)?;
-    bare_way(&airlock, upstream)?;
+    let _bare_way = bare_way(&airlock, upstream)?;
     let mut guest = Guest { connection, sandbox };
     let (mut rates, mut bare_rates, mut times, mut bare_times) = (vec![], vec![], vec![], vec![]);
     // The first round is not counted.
@@ -110,15 +112,16 @@ pub(crate) async fn run(
 }
 
 /// Takes the guest's connections to [`BARE_PORT`] to a copy loop that leads to the upstream.
-fn bare_way(airlock: &Netns, upstream: SocketAddr) -> anyhow::Result<()> {
+fn bare_way(airlock: &Netns, upstream: SocketAddr) -> anyhow::Result<Listening> {
     let listen = SocketAddrV4::new(AIRLOCK_ADDRESS, COPY_PORT);
     let listener = airlock.run(|| TcpListener::bind(listen))??;
-    upstream::copy_all(listener, upstream)?;
+    let listening = upstream::copy_all(listener, upstream)?;
     let rules = format!(
         "insert rule inet sandglass redirection tcp dport {BARE_PORT} redirect to :{COPY_PORT}\n\
          insert rule inet sandglass input ip daddr {AIRLOCK_ADDRESS} tcp dport {COPY_PORT} accept\n"
     );
-    Ok(nft::apply(airlock, &rules)?)
+    nft::apply(airlock, &rules)?;
+    Ok(listening)
 }
 
 /// Opens many connections, and answers what one costs the server while nothing happens on it, in KB.

@@ -1,7 +1,6 @@
 //! A server of the bench's own: this very program on a folder of its own, and the proof that nothing of it is left.
 
 use std::io::BufReader;
-use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +11,6 @@ use fs_err as fs;
 use rustix::process::{Pid, Signal, kill_process};
 use sandglass_engine::gvisor::HostPaths;
 use sandglass_engine::network::DEFAULT_SIZE;
-use sandglass_linux::cgroup::{self, Cgroups};
 use sandglass_linux::namespace::Netns;
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -132,23 +130,11 @@ impl Server {
         Ok(DataDir::open(&self.data())?.instance().clone())
     }
 
-    /// The airlock of a running sandbox.
+    /// The airlock of a running sandbox, by the name of its network that the host half keeps.
     pub(crate) fn airlock(&self, id: &str) -> anyhow::Result<Netns> {
-        let cgroups = Cgroups::detect(Path::new(cgroup::ROOT), self.instance()?.as_str())?;
-        let processes = cgroups.leaf(id)?.processes()?;
-        let inodes: Vec<u64> = processes
-            .iter()
-            .filter_map(|pid| Some(fs::metadata(format!("/proc/{pid}/ns/net")).ok()?.ino()))
-            .collect();
-        for pin in fs::read_dir(self.data().join("host/ns"))? {
-            let pin = pin?.path();
-            if let Some(slot) = pin.to_str().and_then(|pin| pin.strip_suffix("-in"))
-                && inodes.contains(&Netns::open(&pin)?.inode()?)
-            {
-                return Ok(Netns::open(Path::new(&format!("{slot}-air")))?);
-            }
-        }
-        bail!("no network namespace of sandbox {id} is pinned")
+        let host = self.data().join("host");
+        let slot = fs::read_to_string(host.join("slots").join(id))?;
+        Ok(Netns::open(&host.join("ns").join(format!("{}-air", slot.trim_end())))?)
     }
 
     /// Waits until nothing is left of a sandbox that was killed: the answer to the client comes before.
