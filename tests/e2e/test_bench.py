@@ -63,6 +63,14 @@ def test_idle():
     assert found["memory of serve (RSS)"][0] > 1 and found["memory of host (RSS)"][0] > 1
 
 
+def test_egress():
+    found = samples(bench("egress", "-n", "1"))
+    rates = found["100 MB over an allowed TLS connection"] + found["reference: over a bare copy loop"]
+    assert len(rates) == 2 and min(rates) > 0
+    assert len(found["a new TLS connection"]) == len(found["reference: by a bare copy loop"]) == 20
+    assert len(found["memory of serve for an idle connection"]) == 1
+
+
 @pytest.mark.timeout(300)
 def test_soak():
     found = samples(bench("soak", "--cycles", "20", "--parallel", "4"))

@@ -45,7 +45,7 @@ const BARE_PORT: u16 = 9;
 /// Where the copy loop listens.
 const COPY_PORT: u16 = 15_002;
 
-/// Connections at one time, and how many the server must allow for that.
+/// Connections at one time.
 const HELD: u32 = 1000;
 
 /// The least share of the bare transfer's rate, most that a connection may take longer, in milliseconds, and most
@@ -58,6 +58,7 @@ const MAX_MEMORY: f64 = 64.0;
 pub(crate) fn settings() -> toml::Table {
     toml::toml! {
         [egress]
+        max_connections = 1100
         open_private = ["198.51.100.0/24"]
 
         [[egress.ceiling]]
