@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from support import ROOT, STOP_WITHIN, Server, children_of, until
+from support import ROOMY, ROOT, STOP_WITHIN, Server, children_of, until
 
 # The names as the program has them.
 NAMES = re.findall(
@@ -27,7 +27,7 @@ PATIENCE = 60.0
 def configured(servers, folder: Path, config: str) -> Server:
     """A new server with this configuration file."""
     path = folder / f"{new_tag()}.toml"
-    path.write_text(config)
+    path.write_text(config if "[host]" in config else config + ROOMY)
     return servers.make("--config", str(path))
 
 

@@ -67,6 +67,19 @@ class PeakMemory:
         return max(peak - self.before[pid] for pid, peak in self._peaks().items()) >> 10
 
 
+# What a test may have that is not about these bounds: whatever it asks for, on whatever machine it runs.
+ROOMY = """
+[quota]
+sandboxes = 1000000
+cpus = 1000000
+memory_mib = 1000000000
+[host]
+memory_mib = 1000000000
+cpu_overcommit = 1000000
+disk_mib = 1000000000
+"""
+
+
 class Server:
     """`sandglass serve` on a data folder of its own. It can be killed and started again."""
 
@@ -118,10 +131,15 @@ class Server:
 
     def launch(self, failpoints: str = "") -> tuple[threading.Event, dict]:
         """Starts it, and returns what it says when it answers, if it does."""
+        options = self.options
+        if "--config" not in options:
+            config = self.data_dir.with_suffix(".toml")
+            config.write_text(ROOMY)
+            options = [*options, "--config", str(config)]
         log = self.log_path.open("ab")
         process = subprocess.Popen(
             [*self.wrap, *self.program, "serve", "--listen", self.address]
-            + ["--data-dir", str(self.data_dir), *self.options],
+            + ["--data-dir", str(self.data_dir), *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

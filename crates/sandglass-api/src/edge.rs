@@ -197,6 +197,7 @@ async fn dial(live: &dyn Upstream, port: NonZeroU16) -> Result<Box<dyn Stream>, 
         dialled = dialled => dialled.map_err(|error| match error {
             DialError::Gone => Failure::NotFound,
             DialError::Refused => Failure::PortClosed(port.get()),
+            DialError::Full => Failure::Full,
             DialError::Unreachable(cause) => {
                 tracing::debug!(%cause, "the sandbox could not be reached");
                 Failure::Broken

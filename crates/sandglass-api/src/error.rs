@@ -11,6 +11,9 @@ use utoipa::ToSchema;
 /// Tells clients whether repeating the request can help; without it they repeat 429, 502, 503 and 504.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 
+/// What programs recognise a full machine by, in all answers that are for that reason.
+pub(crate) const NO_CAPACITY: &str = "sandbox_capacity_unavailable";
+
 /// The body of every answer that is not a success.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Error)]
@@ -75,9 +78,7 @@ impl From<Error> for ApiError {
                 (StatusCode::CONFLICT, Some("idempotency_in_progress"), Retry::Soon)
             }
             ErrorKind::Quota => (StatusCode::TOO_MANY_REQUESTS, None, Retry::No),
-            ErrorKind::Capacity => {
-                (StatusCode::SERVICE_UNAVAILABLE, Some("sandbox_capacity_unavailable"), Retry::No)
-            }
+            ErrorKind::Capacity => (StatusCode::SERVICE_UNAVAILABLE, Some(NO_CAPACITY), Retry::No),
             ErrorKind::Unsupported => (StatusCode::NOT_IMPLEMENTED, None, Retry::No),
             // Clients would repeat a 504, and a second create makes a second sandbox.
             ErrorKind::Timeout => (StatusCode::GATEWAY_TIMEOUT, None, Retry::No),

@@ -15,8 +15,9 @@ use sandglass_store::{
 use sandglass_types::error::Chain;
 use sandglass_types::{Clock, Error, ErrorKind, SandboxId, SandboxState, TeamId, Timestamp};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
+use crate::admission::{self, Budgets};
 use crate::egress::Egress;
 use crate::live::Live;
 use crate::owner::{Begin, Handle};
@@ -37,6 +38,12 @@ const ADOPTION_PATIENCE: Duration = Duration::from_secs(10);
 /// How long an idempotency key keeps its answer.
 const IDEMPOTENCY_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
+/// How long a new sandbox waits for the room of others that are being removed, which takes some dozens of milliseconds.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The wait between two looks whether they are gone.
+const REMOVAL_CHECK: Duration = Duration::from_millis(50);
+
 /// What an operator decides.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -50,6 +57,8 @@ pub struct Config {
     pub patience: Patience,
     /// What sandboxes may reach.
     pub egress: Egress,
+    /// What they may use together.
+    pub budgets: Budgets,
 }
 
 /// How long the owner of a sandbox waits. The defaults are for real machines; tests have less time.
@@ -156,7 +165,7 @@ impl Control {
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`], [`ErrorKind::NotFound`] for the template, [`ErrorKind::IdempotencyMismatch`],
-    /// [`ErrorKind::IdempotencyInProgress`], [`ErrorKind::Capacity`], or what went wrong.
+    /// [`ErrorKind::IdempotencyInProgress`], [`ErrorKind::Quota`], [`ErrorKind::Capacity`], or what went wrong.
     pub async fn create(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error> {
         let shared = &self.0;
         request.check(shared.config.max_lifetime)?;
@@ -182,11 +191,16 @@ impl Control {
             end_at: now.plus(request.timeout),
             max_end_at: now.plus(shared.config.max_lifetime),
             idempotency: request.idempotency,
+            quota: shared.config.budgets.quota,
+            capacity: shared.config.budgets.capacity,
         };
+        if shared.connections.available_permits() == 0 {
+            return Err(admission::no_connection(shared.config.budgets.connections));
+        }
         // Before the row is there, so that the reconciler never takes it for one that nobody owns.
         let claim = shared.claim(&new.id).ok_or_else(|| Error::new(ErrorKind::Conflict, "try again"))?;
         sandglass_failpoint::hit_async("control.create.insert").await.map_err(injected)?;
-        match shared.store.insert_sandbox(&new).await.map_err(stored)? {
+        match self.insert(&new).await? {
             Created::Inserted => {}
             Created::Replay(id) => return self.sandbox(team, &id).await.map_err(|_| outcome_gone()),
             Created::InProgress => {
@@ -197,6 +211,8 @@ impl Control {
                 let message = "this idempotency key came with another request before; use a new one";
                 return Err(Error::new(ErrorKind::IdempotencyMismatch, message));
             }
+            Created::OverQuota(excess) => return Err(admission::over_quota(excess)),
+            Created::OverCapacity { excess, .. } => return Err(admission::over_capacity(excess)),
         }
         let row = self.row(&new.id).await?;
         sandglass_failpoint::hit_async("control.create.own").await.map_err(injected)?;
@@ -205,6 +221,20 @@ impl Control {
         let stopping = || Error::new(ErrorKind::Capacity, "the server is stopping; try again");
         outcome.await.map_err(|_| stopping())??;
         self.row(&new.id).await
+    }
+
+    /// Inserts a sandbox, if there is room for it. Where there will be as soon as others are removed whose end has begun,
+    /// it waits for that: whoever ends one sandbox and asks for another has done all that can be done.
+    async fn insert(&self, new: &NewSandbox) -> Result<Created, Error> {
+        let deadline = Instant::now() + REMOVAL_PATIENCE;
+        loop {
+            match self.0.store.insert_sandbox(new).await.map_err(stored)? {
+                Created::OverCapacity { soon: true, .. } if Instant::now() < deadline => {
+                    sleep(REMOVAL_CHECK).await;
+                }
+                outcome => return Ok(outcome),
+            }
+        }
     }
 
     /// A sandbox of this team that runs.

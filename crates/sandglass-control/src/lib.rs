@@ -5,6 +5,7 @@
 //! Nothing here knows HTTP or SQL, or has privilege: the machine is asked through the host.
 #![forbid(unsafe_code)]
 
+mod admission;
 mod agent;
 pub mod control;
 mod egress;
@@ -18,6 +19,7 @@ mod shared;
 pub mod template;
 mod traffic;
 
+pub use admission::Budgets;
 pub use control::{Config, Control, Patience};
 pub(crate) use control::{injected, not_found, stored};
 pub use egress::Egress;

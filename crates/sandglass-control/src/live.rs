@@ -5,6 +5,7 @@ use std::net::{SocketAddr, SocketAddrV4};
 use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use sandglass_store::SandboxRow;
 use sandglass_types::SandboxId;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -52,6 +53,9 @@ pub enum DialError {
     /// Nothing listens on that port.
     #[error("the port is not open")]
     Refused,
+    /// There are as many connections into sandboxes as there may be.
+    #[error("this server has no more connections into sandboxes")]
+    Full,
     /// The sandbox does not answer.
     #[error("the sandbox does not answer")]
     Unreachable(#[source] io::Error),
@@ -69,6 +73,8 @@ pub struct Live {
     streams: watch::Sender<usize>,
     traffic_token: Option<TrafficToken>,
     request_host: Option<RequestHost>,
+    /// What is left of the streams into all sandboxes together.
+    connections: Arc<Semaphore>,
 }
 
 impl Live {
@@ -77,11 +83,12 @@ impl Live {
         session: Session,
         airlock: Option<Host>,
         gone: CancellationToken,
+        connections: Arc<Semaphore>,
     ) -> Self {
         let traffic_token = row.traffic_token.clone().map(TrafficToken::new);
         let request_host = row.request_host.clone();
         let streams = watch::Sender::new(0);
-        Self { id: row.id.clone(), session, airlock, gone, streams, traffic_token, request_host }
+        Self { id: row.id.clone(), session, airlock, gone, streams, traffic_token, request_host, connections }
     }
 
     /// What clients must send to reach its ports, the guest API's aside; `None` leaves them open.
@@ -132,7 +139,13 @@ impl Live {
     /// # Errors
     /// [`DialError`]; never `Refused`.
     pub async fn guest_api(&self) -> Result<GuestStream, DialError> {
-        self.flow(Target::GuestApi).await
+        let place = self.place()?;
+        Ok(self.count(self.flow(Target::GuestApi).await?, place))
+    }
+
+    /// A place among the connections into all sandboxes.
+    fn place(&self) -> Result<OwnedSemaphorePermit, DialError> {
+        Arc::clone(&self.connections).try_acquire_owned().map_err(|_| DialError::Full)
     }
 
     /// A connection to a TCP port of a program inside, also one that listens on the guest's loopback alone.
@@ -140,6 +153,8 @@ impl Live {
     /// # Errors
     /// [`DialError::Refused`] if nothing listened for about a second.
     pub async fn dial(&self, port: NonZeroU16) -> Result<GuestStream, DialError> {
+        // First, so that those who wait count as well.
+        let place = self.place()?;
         let mut outcome = Err(DialError::Refused);
         for attempt in 0..DIAL_ATTEMPTS {
             if attempt > 0 {
@@ -160,10 +175,10 @@ impl Live {
                 break;
             }
         }
-        outcome
+        outcome.map(|carrier| self.count(carrier, place))
     }
 
-    async fn dial_airlock(&self, host: &Host, port: NonZeroU16) -> Result<GuestStream, DialError> {
+    async fn dial_airlock(&self, host: &Host, port: NonZeroU16) -> Result<Carrier, DialError> {
         let unreachable = |error: io::Error| DialError::Unreachable(error);
         let socket = host.airlock_socket(&self.id, AirlockSocket::TcpToGuest).await;
         let socket: OwnedFd = socket.map_err(|error| match error.refusal() {
@@ -177,7 +192,7 @@ impl Live {
         match timeout(DIAL_PATIENCE, socket.connect(address)).await {
             Ok(Ok(stream)) => {
                 stream.set_nodelay(true).map_err(unreachable)?;
-                Ok(self.count(Carrier::Tcp(stream)))
+                Ok(Carrier::Tcp(stream))
             }
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(DialError::Refused),
             Ok(Err(error)) => Err(unreachable(error)),
@@ -185,7 +200,7 @@ impl Live {
         }
     }
 
-    async fn dial_loopback(&self, port: NonZeroU16) -> Result<GuestStream, DialError> {
+    async fn dial_loopback(&self, port: NonZeroU16) -> Result<Carrier, DialError> {
         let v4 = self.flow(Target::Tcp(Loopback::v4(port))).await;
         if !matches!(v4, Err(DialError::Refused)) {
             return v4;
@@ -197,16 +212,16 @@ impl Live {
         }
     }
 
-    fn count(&self, carrier: Carrier) -> GuestStream {
+    fn count(&self, carrier: Carrier, place: OwnedSemaphorePermit) -> GuestStream {
         self.streams.send_modify(|open| *open += 1);
-        GuestStream { carrier, streams: self.streams.clone() }
+        GuestStream { carrier, streams: self.streams.clone(), _place: place }
     }
 
-    async fn flow(&self, target: Target) -> Result<GuestStream, DialError> {
+    async fn flow(&self, target: Target) -> Result<Carrier, DialError> {
         let opened = timeout(DIAL_PATIENCE, self.session.open(target)).await;
         let unreachable = |error: OpenError| DialError::Unreachable(io::Error::other(error));
         match opened.map_err(|elapsed| DialError::Unreachable(elapsed.into()))? {
-            Ok(flow) => Ok(self.count(Carrier::Flow(flow))),
+            Ok(flow) => Ok(Carrier::Flow(flow)),
             Err(OpenError::Refused(ResetCode::Refused)) => Err(DialError::Refused),
             Err(_) if self.gone.is_cancelled() => Err(DialError::Gone),
             Err(error) => Err(unreachable(error)),
@@ -219,6 +234,7 @@ impl Live {
 pub struct GuestStream {
     carrier: Carrier,
     streams: watch::Sender<usize>,
+    _place: OwnedSemaphorePermit,
 }
 
 #[derive(Debug)]

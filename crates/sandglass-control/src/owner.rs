@@ -489,7 +489,8 @@ async fn bring_up(
             }
             agent::configured(&session, &row).await?;
         }
-        Ok(Arc::new(Live::new(&row, session, shared.airlocks().cloned(), gone.clone())))
+        let (airlock, connections) = (shared.airlocks().cloned(), Arc::clone(&shared.connections));
+        Ok(Arc::new(Live::new(&row, session, airlock, gone.clone(), connections)))
     };
     tokio::select! {
         outcome = ready => outcome,

@@ -8,7 +8,7 @@ use sandglass_engine::host::Host;
 use sandglass_engine::{EngineInfo, Feature};
 use sandglass_store::{SandboxRow, Store};
 use sandglass_types::{Clock, Error, ErrorKind, NodeId, SandboxId};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -44,6 +44,8 @@ pub(crate) struct Shared {
     pub(crate) node: NodeId,
     pub(crate) live: LiveMap,
     pub(crate) tasks: TaskTracker,
+    /// What is left of the connections into sandboxes that there may be.
+    pub(crate) connections: Arc<Semaphore>,
     /// Fires when this server stops. Sandboxes run on.
     pub(crate) stop: CancellationToken,
     owners: Mutex<HashMap<SandboxId, Handle>>,
@@ -66,7 +68,8 @@ impl Shared {
     ) -> Self {
         let (live, owners) = (LiveMap::default(), Mutex::default());
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        Self { store, host, clock, config, engine, node, live, tasks, stop, owners }
+        let connections = Arc::new(Semaphore::new(config.budgets.connections));
+        Self { store, host, clock, config, engine, node, live, tasks, connections, stop, owners }
     }
 
     /// The host as the maker of sockets in airlocks; `None` if the engine says that it has no airlocks. Whatever else

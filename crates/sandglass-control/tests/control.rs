@@ -2,6 +2,8 @@
 //! that the test sets. `SANDGLASS_GUEST` names the agent.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "test code")]
 
+#[path = "control/bounds.rs"]
+mod bounds;
 #[path = "control/clock.rs"]
 mod clock;
 #[path = "control/fixture.rs"]

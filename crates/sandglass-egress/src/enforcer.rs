@@ -235,16 +235,16 @@ impl Enforcer {
         Carried { sent: self.sent.load(Ordering::Relaxed), received: self.received.load(Ordering::Relaxed) }
     }
 
-    /// Counts bytes that are about to leave, and says how many there were with them.
-    pub(crate) fn count_out(&self, bytes: u64) -> u64 {
+    /// Counts bytes that are about to leave.
+    pub(crate) fn count_out(&self, bytes: u64) {
         self.totals.sent.fetch_add(bytes, Ordering::Relaxed);
-        self.sent.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes)
+        self.sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts bytes that are about to come in, and says how many there were with them.
-    pub(crate) fn count_in(&self, bytes: u64) -> u64 {
+    /// Counts bytes that are about to come in.
+    pub(crate) fn count_in(&self, bytes: u64) {
         self.totals.received.fetch_add(bytes, Ordering::Relaxed);
-        self.received.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes)
+        self.received.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Answers DNS on the sockets of the sandbox's airlock, until one of them fails. Dropping the future closes both and

@@ -350,6 +350,7 @@ impl GvisorEngine {
             }
         }
         let identity = make::sandbox_process(&paths, &leaf)?;
+        make::end_first(identity)?;
         sandglass_failpoint::hit("engine.create.watch")?;
         let watch = process::watch(identity).map_err(|error| step("watch the sandbox process", error))?;
         if let Some(watch) = watch {

@@ -10,7 +10,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -70,6 +70,8 @@ pub(crate) struct Group {
     base: Arc<OwnedFd>,
     name: String,
     alone: bool,
+    /// Whether it was ended because memory was short.
+    out_of_memory: AtomicBool,
 }
 
 impl Jobs {
@@ -118,7 +120,8 @@ impl Jobs {
                 Err(Errno::EXIST) => continue,
                 other => other?,
             }
-            break Job::Group(Group { base: Arc::clone(base), name, alone: self.alone });
+            let out_of_memory = AtomicBool::new(false);
+            break Job::Group(Group { base: Arc::clone(base), name, alone: self.alone, out_of_memory });
         };
         let job = Arc::new(job);
         self.all().push(Arc::downgrade(&job));
@@ -165,6 +168,40 @@ impl Jobs {
         result
     }
 
+    /// Ends the process that `choose` chooses while everything stands still, with all of its group, and notes that this
+    /// was for want of memory. Returns which it was. Blocks.
+    ///
+    /// # Errors
+    /// As [`Job::kill`].
+    pub(crate) fn end_for_memory(&self, choose: impl FnOnce() -> Option<i32>) -> io::Result<Option<i32>> {
+        if !self.alone {
+            return Ok(None);
+        }
+        let stopped = stop_everything(|| 0);
+        let Some(pid) = choose() else { return Ok(None) };
+        let groups = self.existing();
+        let group = groups.iter().find_map(|job| match &**job {
+            Job::Group(group) => group
+                .pids()
+                .is_ok_and(|pids| pids.iter().any(|member| member.as_raw_nonzero().get() == pid))
+                .then_some(group),
+            Job::Mark(_) => None,
+        });
+        let result = match group {
+            Some(group) => {
+                group.out_of_memory.store(true, Ordering::Release);
+                group.kill_while(Some(stopped))
+            }
+            // Of no command: started by something that left its group, which only root can.
+            None => {
+                let _gone = Pid::from_raw(pid).map(|pid| rustix::process::kill_process(pid, Signal::KILL));
+                Ok(())
+            }
+        };
+        self.sweep();
+        result.map(|()| Some(pid))
+    }
+
     /// Ends all groups. Blocks.
     ///
     /// # Errors
@@ -208,6 +245,14 @@ impl Job {
     pub(crate) fn mark(&self, env: &mut Vec<CString>) {
         if let Self::Mark(mark) = self {
             mark.put(env);
+        }
+    }
+
+    /// Whether it was ended because memory was short.
+    pub(crate) fn ran_out_of_memory(&self) -> bool {
+        match self {
+            Self::Group(group) => group.out_of_memory.load(Ordering::Acquire),
+            Self::Mark(_) => false,
         }
     }
 

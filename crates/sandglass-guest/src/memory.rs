@@ -1,4 +1,4 @@
-//! What the allocator may hold that nobody uses: every sandbox pays for it.
+//! What the allocator may hold that nobody uses, for every sandbox pays for it; and what the kernel says of memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -58,4 +58,11 @@ fn give_back() {
             libc::malloc_trim(0);
         }
     }
+}
+
+/// A value of `/proc/meminfo` in bytes.
+pub(crate) fn meminfo(text: &str, key: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok());
+    kib.unwrap_or(0).saturating_mul(1024)
 }

@@ -53,6 +53,22 @@ pub(crate) fn all() -> impl Iterator<Item = Entry> {
     entries.filter_map(|entry| Entry::read(entry.file_name().to_str()?.parse().ok()?))
 }
 
+/// The process with the most memory, but not the one whose id is `spared`. Blocks.
+pub(crate) fn largest(spared: u32) -> Option<i32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten().take(MAX_PROCESSES);
+    let sizes = entries.filter_map(|entry| {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let statm = std::fs::read_to_string(entry.path().join("statm")).ok()?;
+        Some((resident(&statm)?, pid))
+    });
+    sizes.filter(|(_, pid)| u32::try_from(*pid) != Ok(spared)).max().map(|(_, pid)| pid)
+}
+
+/// Pages that a process has in memory, of a `/proc/PID/statm` line (proc_pid_statm(5)).
+fn resident(statm: &str) -> Option<u64> {
+    statm.split_whitespace().nth(1)?.parse().ok()
+}
+
 /// Signals every process of a session. gVisor does not tell the programs on a terminal that its size has changed,
 /// nor which of them is in front; for the others the signal means nothing. Blocks.
 pub(crate) fn signal_session(session: i32, signal: Signal) {
@@ -76,6 +92,14 @@ mod tests {
         assert_eq!(entry, Some(Entry { pid: 7, parent: 1, session: 5, started: 77 }));
         assert_eq!(Entry::parse(7, "7 (sh) S 1 7 5 0 -1"), None);
         assert_eq!(Entry::parse(7, ""), None);
+    }
+
+    #[test]
+    fn the_largest_is_the_one_with_the_most_in_memory() {
+        assert_eq!(resident("900 77 5 1 0 9 0\n"), Some(77));
+        assert_eq!(resident("900"), None);
+        let own = std::process::id();
+        assert!(largest(own).is_none_or(|pid| u32::try_from(pid) != Ok(own)));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! fresh, empty store.
 #![allow(clippy::unwrap_used, reason = "a case that fails panics")]
 
+pub mod bounds;
 pub mod idempotency;
 pub mod listing;
 pub mod sandboxes;
@@ -12,6 +13,7 @@ pub mod teams;
 use std::collections::BTreeMap;
 
 use sandglass_egress::policy::Policy;
+use sandglass_types::budget::Amount;
 use sandglass_types::{Digest, EndReason, KeyId, Limits, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
 
 use crate::{ApiKey, Created, ListFilter, NewSandbox, Order, Store, Transition};
@@ -29,6 +31,9 @@ macro_rules! store_conformance {
                 events_have_no_gaps, a_node_finds_its_own;
             idempotency: same_request_is_replayed, other_request_is_a_mismatch, keys_belong_to_one_team,
                 a_failed_attempt_frees_the_key, old_keys_are_forgotten, one_of_many_requests_inserts;
+            bounds: a_quota_is_filled_to_the_last_and_not_beyond, of_many_at_once_as_many_fit_as_fit,
+                what_ends_makes_room, the_machine_is_shared_by_all_teams_and_no_other_machine,
+                a_repeated_request_is_answered_at_the_bound_too;
             listing: filters_apply_together, labels_are_any_text, limits_are_clamped, ties_are_ordered_by_id,
                 pages_are_stable_while_sandboxes_come_and_go;
         );
@@ -94,6 +99,8 @@ pub fn sandbox_of(team: TeamId, created: i64) -> NewSandbox {
         end_at: at(created + 60_000),
         max_end_at: at(created + 3_600_000),
         idempotency: None,
+        quota: Amount::UNBOUNDED,
+        capacity: Amount::UNBOUNDED,
     }
 }
 

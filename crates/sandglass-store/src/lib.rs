@@ -97,8 +97,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// The team whose valid key has this digest; notes the use.
     async fn authenticate(&self, digest: &KeyDigest, now: Timestamp) -> Result<Option<Team>, StoreError>;
 
-    /// Inserts a sandbox in state `Creating` with its first event. With an idempotency key, the check and the
-    /// insert are one transaction.
+    /// Inserts a sandbox in state `Creating` with its first event. That check of the idempotency key, of the quota and of
+    /// the capacity are one transaction with it, so that however many come at once, what is in use stays in bounds.
     async fn insert_sandbox(&self, new: &NewSandbox) -> Result<Created, StoreError>;
 
     /// Moves a sandbox from one state to another if it still is in `from`. `false` if it is not.

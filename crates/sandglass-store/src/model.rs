@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use sandglass_egress::policy::{Policy, RequestHost};
+use sandglass_types::budget::{Amount, Excess};
 use sandglass_types::{
     Digest, EndReason, Generation, KeyId, Limits, NodeId, SandboxId, SandboxState, TeamId, Timestamp,
 };
@@ -122,6 +123,10 @@ pub struct NewSandbox {
     pub max_end_at: Timestamp,
     /// The client's key for this request and a digest of the request itself.
     pub idempotency: Option<(IdempotencyKey, Digest)>,
+    /// What all sandboxes of the team may have together, with this one.
+    pub quota: Amount,
+    /// What all sandboxes of the machine may have together, with this one.
+    pub capacity: Amount,
 }
 
 /// What became of an insert.
@@ -135,6 +140,15 @@ pub enum Created {
     InProgress,
     /// Another request came before under this key.
     Mismatch,
+    /// With it the team would have more than its quota.
+    OverQuota(Excess),
+    /// With it the machine would have more than it can hold.
+    OverCapacity {
+        /// What there is too little of.
+        excess: Excess,
+        /// Whether there is enough once the sandboxes are gone that are at their end.
+        soon: bool,
+    },
 }
 
 /// One sandbox as it is kept.

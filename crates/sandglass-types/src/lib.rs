@@ -1,10 +1,11 @@
-//! The vocabulary that every other crate shares: ids, states, limits, names and addresses, the domain error and the
+//! The vocabulary that every other crate shares: ids, states, limits, budgets, names and addresses, the domain error and the
 //! clock.
 //!
 //! Nothing here does I/O. A value of one of these types has been validated: parse once at the edge,
 //! then pass the type.
 #![forbid(unsafe_code)]
 
+pub mod budget;
 pub mod clock;
 pub mod digest;
 pub mod error;

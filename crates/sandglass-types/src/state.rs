@@ -30,6 +30,7 @@ pub enum EndReason {
     /// The memory limit was hit and the kernel ended the sandbox.
     OutOfMemory,
     /// The limit on processes was hit and the engine ended.
+    #[serde(rename = "pids")]
     Processes,
     /// The engine or the guest agent ended by itself.
     Crashed,

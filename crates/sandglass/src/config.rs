@@ -1,5 +1,7 @@
 //! Settings of the server: the command line over the file over the defaults.
 
+pub(crate) mod budgets;
+
 use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::ops::RangeInclusive;
@@ -16,6 +18,7 @@ use serde::Deserialize;
 use crate::cli::{Engine, EngineChoice, Serve};
 use crate::indexes;
 use crate::startup::{Reason, StartupError};
+use budgets::Quota;
 
 /// The longest lifetime that can be configured: a year.
 const MAX_LIFETIME_HOURS: u64 = 24 * 365;
@@ -34,6 +37,9 @@ const KEEP_DAYS: RangeInclusive<u64> = 1..=3650;
 
 /// The largest file that is read, in bytes.
 const MAX_FILE: u64 = 64 << 10;
+
+/// What the connections of one sandbox may carry, in MiB.
+const CARRIED_MIB: RangeInclusive<u64> = 1..=1 << 30;
 
 /// The longest domain, in bytes, its port included (RFC 1035, 2.3.4).
 const MAX_DOMAIN: usize = 253 + ":65535".len();
@@ -54,6 +60,10 @@ struct File {
     agent_silence_seconds: Option<u64>,
     #[serde(default)]
     egress: EgressFile,
+    #[serde(default)]
+    quota: Quota,
+    #[serde(default)]
+    host: budgets::Host,
 }
 
 /// The table `[egress]`.
@@ -68,6 +78,7 @@ struct EgressFile {
     features: Features,
     max_connections: Option<u32>,
     connections_per_second: Option<u32>,
+    max_mib: Option<u64>,
     keep_receipts_days: Option<u64>,
     keep_receipts_mib: Option<u64>,
 }
@@ -81,6 +92,8 @@ pub(crate) struct Egress {
     connections: u32,
     /// Connections that one sandbox may open in a second.
     pub(crate) per_second: u32,
+    /// Bytes that all connections of one sandbox may carry in its life, both ways together.
+    bytes: u64,
     /// What receipts are kept.
     pub(crate) retention: Retention,
 }
@@ -89,11 +102,13 @@ impl Egress {
     fn resolve(file: EgressFile) -> anyhow::Result<Self> {
         let connections = file.max_connections.unwrap_or(256);
         let per_second = file.connections_per_second.unwrap_or(200);
+        let carried = file.max_mib.unwrap_or(10 << 10);
         let days = file.keep_receipts_days.unwrap_or(7);
         let mib = file.keep_receipts_mib.unwrap_or(1024);
         for (key, value, range) in [
             ("max_connections", u64::from(connections), CONNECTIONS),
             ("connections_per_second", u64::from(per_second), CONNECTIONS),
+            ("max_mib", carried, CARRIED_MIB),
             ("keep_receipts_days", days, KEEP_DAYS),
             ("keep_receipts_mib", mib, KEEP_MIB),
         ] {
@@ -106,6 +121,7 @@ impl Egress {
             operator: Operator::new(file.ceiling, file.open_private, file.features),
             connections,
             per_second,
+            bytes: carried << 20,
             retention: Retention { age: Duration::from_secs(days * 24 * 3600), bytes: mib << 20 },
         })
     }
@@ -113,7 +129,7 @@ impl Egress {
     /// What the proxy holds the connections of one sandbox to.
     pub(crate) fn caps(&self) -> Caps {
         let flows = usize::try_from(self.connections).unwrap_or(usize::MAX);
-        Caps { flows, ..Caps::default() }
+        Caps { flows, bytes: Some(self.bytes), ..Caps::default() }
     }
 
     /// Connections of one sandbox that its packet filter lets be. Some have ended for the proxy and not yet for the kernel,
@@ -144,6 +160,10 @@ pub(crate) struct Config {
     pub(crate) agent_silence: Duration,
     /// What sandboxes may be allowed to reach.
     pub(crate) egress: Egress,
+    /// What each team may have.
+    pub(crate) quota: Quota,
+    /// What this machine gives.
+    pub(crate) host: budgets::Host,
 }
 
 impl Config {
@@ -173,6 +193,8 @@ impl Config {
         if let Some(domain) = file.domain.as_deref().filter(|domain| !is_domain(domain)) {
             bail!("domain in the config must be a host name, with or without :PORT, not {domain:?}");
         }
+        file.quota.check()?;
+        file.host.check()?;
         let default_listen = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 3000));
         let listen = args.listen.or(file.listen).unwrap_or(default_listen);
         let accepted = args.unsafe_no_isolation || file.unsafe_no_isolation;
@@ -201,6 +223,8 @@ impl Config {
             max_lifetime: Duration::from_secs(hours * 3600),
             agent_silence: Duration::from_secs(silence),
             egress: Egress::resolve(file.egress)?,
+            quota: file.quota,
+            host: file.host,
         })
     }
 }
@@ -376,12 +400,14 @@ mod tests {
         let egress = resolve("", None).unwrap().egress;
         assert_eq!(
             (egress.caps(), egress.tracked_connections(), egress.per_second),
-            (Caps::default(), 1024, 200)
+            (Caps { bytes: Some(10 << 30), ..Caps::default() }, 1024, 200)
         );
         let file = "[egress]\nmax_connections = 2000\nconnections_per_second = 500\nkeep_receipts_days = 2\nkeep_receipts_mib = 5\n";
         let egress = resolve(file, None).unwrap().egress;
         assert_eq!((egress.tracked_connections(), egress.per_second), (8000, 500));
         assert_eq!(egress.caps().flows, 2000);
+        let little = resolve("[egress]\nmax_mib = 3", None).unwrap().egress;
+        assert_eq!(little.caps().bytes, Some(3 << 20));
         assert_eq!(egress.retention, Retention { age: Duration::from_hours(48), bytes: 5 << 20 });
     }
 
@@ -407,8 +433,15 @@ mod tests {
         assert!(error("agent_silence_seconds = 1").contains("between 2 and"));
         assert!(error("domain = \"a b/c\"").contains("a b/c"));
         assert!(error("[egress]\nmax_connections = 0").contains("egress.max_connections must be between"));
+        assert!(error("[egress]\nmax_mib = 0").contains("egress.max_mib must be between"));
         assert!(error("[egress]\nkeep_receipts_days = 0").contains("egress.keep_receipts_days"));
         assert!(error("[egress]\nmax_connection = 1").contains("max_connection"));
+        assert!(error("[quota]\nsandboxes = 0").contains("quota.sandboxes must be between 1 and"));
+        assert!(error("[quota]\ncpus = -1").contains("cpus"));
+        assert!(error("[quota]\nsandboxs = 1").contains("sandboxs"));
+        assert!(error("[host]\nmemory_mib = 0").contains("host.memory_mib must be between 1 and"));
+        assert!(error("[host]\ndisk_mib = \"all\"").contains("disk_mib"));
+        assert!(error("[host]\nloops = 1").contains("loops"));
         let egress = |from: &str, to: &str| error(&EGRESS.replace(from, to));
         assert!(egress("10.20.0.0/16", "169.254.0.0/16").contains("can't be opened"));
         assert!(egress("10.20.0.0/16", "127.0.0.0/8").contains("can't be opened"));

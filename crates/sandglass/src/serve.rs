@@ -13,6 +13,7 @@ use anyhow::{Context as _, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sandglass_control::{Control, Egress, Patience, template};
 use sandglass_egress::resolver::{FixedNames, HostResolver, Resolve};
+use sandglass_engine::gvisor::HostPaths;
 use sandglass_engine::host::Host;
 use sandglass_store::{SqliteStore, Store};
 use sandglass_types::error::Chain;
@@ -23,6 +24,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::cli::Engine;
 use crate::config::Config;
+use crate::config::budgets::{self, Machine};
 use crate::data_dir::DataDir;
 use crate::startup::{Reason, StartupError};
 use crate::{admin, cli, doctor, guest_binary, privileged};
@@ -68,6 +70,10 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             None
         }
     };
+    let sandboxes = HostPaths { data: data.host(), cache: config.cache_dir.clone() }.sandboxes();
+    let machine = Machine::look(&sandboxes, data.path())?;
+    let budgets = budgets::in_force(config.quota, config.host, machine);
+    tracing::info!(?budgets, "what sandboxes may use together");
     let guest = guest_binary::install(&config.cache_dir, args.guest.as_deref())?;
     let base = match config.engine {
         Engine::Gvisor => template::prepare(&config.cache_dir, "base", |line| tracing::info!("{line}")),
@@ -111,6 +117,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
                 receipts: cell.receipts,
                 totals: Arc::default(),
             },
+            budgets,
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(serve(control, &cell.store, listener, address, line))

@@ -6,6 +6,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use serde::Serialize;
 
 use super::target::Unroutable;
+use crate::error::NO_CAPACITY;
 
 /// Why a request did not reach a sandbox, or nothing came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub(crate) enum Failure {
     WrongToken,
     /// It has too many requests at once.
     Busy,
+    /// All sandboxes together have too many.
+    Full,
     /// The method or upgrade can't be carried.
     Method,
 }
@@ -35,6 +38,7 @@ impl Failure {
             Self::Internal => StatusCode::NOT_FOUND,
             Self::NoToken | Self::WrongToken => StatusCode::FORBIDDEN,
             Self::Busy => StatusCode::TOO_MANY_REQUESTS,
+            Self::Full => StatusCode::SERVICE_UNAVAILABLE,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
         }
     }
@@ -53,6 +57,9 @@ impl Failure {
                  invalid"
             }
             Self::Busy => "The sandbox has too many open requests",
+            Self::Full => {
+                "This server has no more connections into sandboxes; try again when others have ended"
+            }
             Self::Method => "The method is not supported",
         }
     }
@@ -66,6 +73,8 @@ struct FailureBody<'a> {
     code: u16,
     #[serde(skip_serializing_if = "Option::is_none")]
     port: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error_code: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -114,10 +123,11 @@ pub(crate) fn failed(failure: Failure, id: &str, navigation: bool) -> Response<B
         page
     } else {
         let port = if let Failure::PortClosed(port) = failure { Some(port) } else { None };
-        let body = FailureBody { sandbox_id: id, message, code: status.as_u16(), port };
+        let error_code = (failure == Failure::Full).then_some(NO_CAPACITY);
+        let body = FailureBody { sandbox_id: id, message, code: status.as_u16(), port, error_code };
         respond(status, "application/json", serde_json::to_string(&body).unwrap_or_default())
     };
-    if failure == Failure::Busy {
+    if matches!(failure, Failure::Busy | Failure::Full) {
         response.headers_mut().insert("should-retry", HeaderValue::from_static("false"));
     }
     response
@@ -158,6 +168,10 @@ mod tests {
         assert!(!broken.contains("was not found") && !broken.contains("port is not open"), "{broken}");
         assert_eq!(text(failed(Failure::Internal, "abc", false)).await.0, 404);
         assert_eq!(text(failed(Failure::Busy, "abc", false)).await.0, 429);
+        let full = failed(Failure::Full, "abc", false);
+        assert_eq!(full.headers()["should-retry"], "false");
+        let (status, body) = text(full).await;
+        assert!(status == 503 && body.contains(r#""error_code":"sandbox_capacity_unavailable""#), "{body}");
         assert_eq!(
             text(unroutable(Unroutable::MissingPort)).await,
             (400, r#"{"code":400,"message":"Missing header: E2b-Sandbox-Port"}"#.into())

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use sandglass_control::{Config, Control, CreateSandbox, Egress, Patience, template};
+use sandglass_control::{Budgets, Config, Control, CreateSandbox, Egress, Patience, template};
 use sandglass_egress::policy::{Ingress, Operator, Policy};
 use sandglass_egress::proxy::Caps;
 use sandglass_egress::resolver::FixedNames;
@@ -52,6 +52,7 @@ pub(crate) struct World {
     pub(crate) clock: Arc<ManualClock>,
     pub(crate) trouble: Arc<Trouble>,
     pub(crate) patience: Patience,
+    pub(crate) budgets: Budgets,
 }
 
 impl World {
@@ -63,6 +64,7 @@ impl World {
             trouble: Arc::default(),
             // The wall clock of these tests jumps, and nobody wants to wait for it.
             patience: Patience { clock_check: Duration::from_millis(100), ..Patience::default() },
+            budgets: Budgets::UNBOUNDED,
         }
     }
 
@@ -116,6 +118,7 @@ impl World {
                 caps: Caps::default(),
                 totals: Arc::default(),
             },
+            budgets: self.budgets,
         };
         let shared: Arc<dyn Store> = Arc::<SqliteStore>::clone(&store);
         let control = Control::start(config, shared, host, Arc::<ManualClock>::clone(&self.clock)).await?;

@@ -24,10 +24,8 @@ pub struct Caps {
     pub dial: Duration,
     /// How long a connection may rest. It ends after one to two times as long without a byte in either direction.
     pub idle: Duration,
-    /// Bytes that may leave. With the first one more, connections end.
-    pub sent: Option<u64>,
-    /// Bytes that may come in. With the first one more, connections end.
-    pub received: Option<u64>,
+    /// Bytes that may go, both ways together. After that no connection carries another one, and none is made.
+    pub bytes: Option<u64>,
     /// Bytes per second in each direction.
     pub rate: Option<NonZeroU64>,
     /// Receipts of refused connections per second, and at once after a silence. More are counted and left out.
@@ -42,8 +40,7 @@ impl Default for Caps {
             head: Duration::from_secs(10),
             dial: Duration::from_secs(10),
             idle: Duration::from_mins(10),
-            sent: None,
-            received: None,
+            bytes: None,
             rate: None,
             refusals: const { NonZeroU32::new(20).expect("not zero") },
         }
@@ -89,11 +86,17 @@ impl Meter {
     /// They may not: the rule that says so.
     pub(super) async fn pass(&self, way: Way, count: usize) -> Result<(), &'static str> {
         let count = u64::try_from(count).unwrap_or(u64::MAX);
-        let (total, place) = match way {
-            Way::Out => (self.enforcer.count_out(count), 0),
-            Way::In => (self.enforcer.count_in(count), 1),
+        let place = match way {
+            Way::Out => {
+                self.enforcer.count_out(count);
+                0
+            }
+            Way::In => {
+                self.enforcer.count_in(count);
+                1
+            }
         };
-        if let Some(rule) = self.beyond(way, total) {
+        if let Some(rule) = self.spent() {
             return Err(rule);
         }
         if let Some((rate, paces)) = &self.paces {
@@ -108,16 +111,8 @@ impl Meter {
     /// The rule by which nothing may go any more.
     pub(super) fn spent(&self) -> Option<&'static str> {
         let Carried { sent, received } = self.enforcer.carried();
-        self.beyond(Way::Out, sent).or_else(|| self.beyond(Way::In, received))
-    }
-
-    /// The rule by which no more than `total` bytes may go, if there is one.
-    fn beyond(&self, way: Way, total: u64) -> Option<&'static str> {
-        let (cap, rule) = match way {
-            Way::Out => (self.caps.sent, "limit/sent"),
-            Way::In => (self.caps.received, "limit/received"),
-        };
-        cap.is_some_and(|cap| total > cap).then_some(rule)
+        let beyond = self.caps.bytes.is_some_and(|bytes| sent.saturating_add(received) > bytes);
+        beyond.then_some("limit/bytes")
     }
 }
 
@@ -158,20 +153,21 @@ mod tests {
 
     #[tokio::test]
     async fn no_byte_goes_beyond_a_cap() {
-        let meter = Meter::new(Caps { sent: Some(10), ..Caps::default() }, fixture("[]", &[]).enforcer);
-        assert_eq!(meter.pass(Way::Out, 10).await, Ok(()));
-        assert_eq!(meter.pass(Way::In, 1000).await, Ok(()), "the other way has its own");
+        let meter = Meter::new(Caps { bytes: Some(10), ..Caps::default() }, fixture("[]", &[]).enforcer);
+        assert_eq!(meter.pass(Way::Out, 7).await, Ok(()));
+        assert_eq!(meter.pass(Way::In, 3).await, Ok(()));
         assert_eq!(meter.spent(), None);
-        assert_eq!(meter.pass(Way::Out, 1).await, Err("limit/sent"));
-        assert_eq!(meter.spent(), Some("limit/sent"));
+        assert_eq!(meter.pass(Way::In, 1).await, Err("limit/bytes"));
+        assert_eq!(meter.pass(Way::Out, 1).await, Err("limit/bytes"));
+        assert_eq!(meter.spent(), Some("limit/bytes"));
     }
 
     #[tokio::test]
     async fn what_an_earlier_server_carried_counts() {
         let enforcer = fixture("[]", &[]).enforcer;
-        let caps = Caps { received: Some(10), ..Caps::default() };
+        let caps = Caps { bytes: Some(10), ..Caps::default() };
         Meter::new(caps, Arc::clone(&enforcer)).pass(Way::In, 11).await.unwrap_err();
         assert_eq!(enforcer.remembered().carried, Carried { sent: 0, received: 11 });
-        assert_eq!(Meter::new(caps, enforcer).spent(), Some("limit/received"));
+        assert_eq!(Meter::new(caps, enforcer).spent(), Some("limit/bytes"));
     }
 }

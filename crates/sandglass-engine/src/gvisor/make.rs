@@ -142,6 +142,17 @@ pub(super) fn fits_in_mount_options(path: &Path) -> bool {
     !path.as_os_str().as_bytes().iter().any(|byte| b":,\\\"\n".contains(byte))
 }
 
+/// How readily the kernel picks the sandbox process when a group or the machine is out of memory (proc_pid_oom_score_adj(5)):
+/// before any other. Left to choose, it would end one process of the guest, whose parent would see no more than a failure,
+/// or, when it is the machine that lacks memory, a process of the server's.
+const FIRST_TO_GO: &str = "1000";
+
+/// Makes sure that where memory ends, the sandbox ends, whole and with a reason.
+pub(super) fn end_first(sandbox: ProcessIdentity) -> Result<(), EngineError> {
+    let file = format!("/proc/{}/oom_score_adj", sandbox.pid);
+    fs_err::write(file, FIRST_TO_GO).map_err(|error| step("choose who ends when memory does", error))
+}
+
 /// The process that `runsc` made, as written to its pid file and checked against the sandbox's group.
 pub(super) fn sandbox_process(paths: &SandboxPaths, leaf: &Leaf) -> Result<ProcessIdentity, EngineError> {
     let failed = "find the sandbox process";

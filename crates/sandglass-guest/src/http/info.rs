@@ -9,6 +9,7 @@ use axum::{Extension, Json};
 use serde::Serialize;
 
 use crate::agent::Agent;
+use crate::memory::meminfo;
 use crate::settings::Settings;
 
 /// Environment of every process.
@@ -29,13 +30,6 @@ pub(super) struct Metrics {
     mem_used_mib: u64,
     disk_used: u64,
     disk_total: u64,
-}
-
-/// A value of `/proc/meminfo` in bytes.
-fn meminfo(text: &str, key: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok());
-    kib.unwrap_or(0).saturating_mul(1024)
 }
 
 /// Busy and total time of all processors since the start, from `/proc/stat`.

@@ -2,6 +2,7 @@
 
 use sandglass_proto::services::process::process_event::EndEvent;
 
+use super::output::Cause;
 use crate::reaper::Status;
 
 /// What Go calls the signals of Linux.
@@ -40,7 +41,7 @@ const SIGNALS: [&str; 31] = [
 ];
 
 /// The event that ends a stream.
-pub(crate) fn end_event(status: Status) -> EndEvent {
+pub(crate) fn end_event(status: Status, cause: Cause) -> EndEvent {
     let (code, exited, text) = match status {
         Status::Exited(code) => (code, true, format!("exit status {code}")),
         Status::Signaled(signal) => {
@@ -50,7 +51,12 @@ pub(crate) fn end_event(status: Status) -> EndEvent {
             (-1, false, text)
         }
     };
-    let error = (code != 0).then(|| text.clone());
+    let error = (code != 0).then(|| match cause {
+        Cause::Memory => {
+            format!("{text}: the sandbox ran out of memory, and this command had the largest process")
+        }
+        Cause::Itself | Cause::TimeLimit => text.clone(),
+    });
     EndEvent { exit_code: code, exited, status: text, error, ..Default::default() }
 }
 
@@ -60,7 +66,7 @@ mod tests {
 
     #[test]
     fn says_what_clients_expect() {
-        let json = |status| serde_json::to_string(&end_event(status)).unwrap();
+        let json = |status| serde_json::to_string(&end_event(status, Cause::Itself)).unwrap();
         assert_eq!(json(Status::Exited(0)), r#"{"exited":true,"status":"exit status 0"}"#);
         assert_eq!(
             json(Status::Exited(3)),
@@ -70,6 +76,9 @@ mod tests {
             json(Status::Signaled(9)),
             r#"{"exitCode":-1,"status":"signal: killed","error":"signal: killed"}"#
         );
-        assert_eq!(end_event(Status::Signaled(64)).status, "signal: signal 64");
+        let killed = end_event(Status::Signaled(9), Cause::Memory);
+        assert_eq!((killed.exit_code, &*killed.status), (-1, "signal: killed"));
+        assert!(killed.error.unwrap().starts_with("signal: killed: the sandbox ran out of memory"));
+        assert_eq!(end_event(Status::Signaled(64), Cause::Itself).status, "signal: signal 64");
     }
 }

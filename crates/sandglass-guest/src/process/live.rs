@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::output::{Channel, Chunk, End, MAX_PIPE_CHUNK, Origin, Output, Subscription};
+use super::output::{Cause, Channel, Chunk, End, MAX_PIPE_CHUNK, Origin, Output, Subscription};
 use super::prepare::{Prepared, prepare};
 use super::stdio::{self, Size, Terminal};
 use crate::agent::Agent;
@@ -52,7 +51,6 @@ pub(crate) struct Process {
     job: std::sync::Mutex<Option<Arc<Job>>>,
     input: Input,
     output: Output,
-    timed_out: AtomicBool,
 }
 
 /// What the agent reads a process's output from.
@@ -163,7 +161,6 @@ pub(crate) async fn start(
         job: std::sync::Mutex::new(Some(job)),
         input: wiring.input,
         output: Output::default(),
-        timed_out: AtomicBool::new(false),
     });
     // Before anything is read: what it writes at once must not be lost.
     let subscription =
@@ -195,6 +192,7 @@ async fn supervise(agent: Arc<Agent>, process: Arc<Process>, source: Source, lim
         while pumps.join_next().await.is_some() {}
         process.child.wait().await
     };
+    let mut cause = Cause::Itself;
     let status = match limit {
         None => ended.await,
         Some(limit) => {
@@ -202,7 +200,7 @@ async fn supervise(agent: Arc<Agent>, process: Arc<Process>, source: Source, lim
             tokio::select! {
                 status = &mut ended => status,
                 () = tokio::time::sleep(limit) => {
-                    process.timed_out.store(true, Ordering::Release);
+                    cause = Cause::TimeLimit;
                     process.kill(&agent).await;
                     match tokio::time::timeout(AFTER_KILL, &mut ended).await {
                         Ok(status) => status,
@@ -212,12 +210,10 @@ async fn supervise(agent: Arc<Agent>, process: Arc<Process>, source: Source, lim
             }
         }
     };
-    process.output.finish(End {
-        status,
-        timed_out: process.timed_out.load(Ordering::Acquire),
-        at: Instant::now(),
-        epoch: agent.processes.epoch(),
-    });
+    if process.job().is_some_and(|job| job.ran_out_of_memory()) {
+        cause = Cause::Memory;
+    }
+    process.output.finish(End { status, cause, at: Instant::now(), epoch: agent.processes.epoch() });
     process.close_input().await;
     let job = process.job.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(job) = job {
@@ -282,6 +278,11 @@ impl Process {
         &self.config
     }
 
+    /// Its group, until it has ended.
+    fn job(&self) -> Option<Arc<Job>> {
+        self.job.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// What it writes.
     pub(crate) const fn output(&self) -> &Output {
         &self.output
@@ -290,8 +291,7 @@ impl Process {
     /// Ends it and all that it started, and waits until that is done.
     pub(crate) async fn kill(&self, agent: &Arc<Agent>) {
         agent.reaper.signal(&self.child, Signal::KILL, true);
-        let job = self.job.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(job) = job else { return };
+        let Some(job) = self.job() else { return };
         if let Err(error) = agent.blocking.run(move || job.kill()).await {
             crate::log::line(&format!("ending a group of processes failed: {error}"));
         }

@@ -62,13 +62,24 @@ pub(crate) enum Origin {
     Local,
 }
 
+/// Why a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// By itself, or by somebody's signal.
+    Itself,
+    /// Its time limit was reached.
+    TimeLimit,
+    /// The sandbox was short of memory.
+    Memory,
+}
+
 /// How and when a process ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct End {
     /// How.
     pub status: Status,
-    /// Whether its time limit ended it.
-    pub timed_out: bool,
+    /// Why.
+    pub cause: Cause,
     /// When.
     pub at: Instant,
     /// In which life of the session.

@@ -151,6 +151,7 @@ fn forget(state: &mut State) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::output::Cause;
     use super::*;
     use crate::reaper::Status;
 
@@ -158,7 +159,7 @@ mod tests {
     fn an_end_is_remembered_for_30_seconds_in_which_someone_could_ask() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let end = End { status: Status::Exited(0), timed_out: false, at: at(100), epoch: 1 };
+        let end = End { status: Status::Exited(0), cause: Cause::Itself, at: at(100), epoch: 1 };
         let first = Epoch { number: 1, since: at(0) };
         assert!(is_visible(&end, first, at(129)));
         assert!(!is_visible(&end, first, at(130)));

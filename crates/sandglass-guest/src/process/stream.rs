@@ -11,7 +11,7 @@ use sandglass_proto::services::process::process_event::{DataEvent, Event, StartE
 
 use super::exit::end_event;
 use super::live::Process;
-use super::output::{Channel, Chunk, Subscription};
+use super::output::{Cause, Channel, Chunk, Subscription};
 
 struct State {
     process: Arc<Process>,
@@ -80,10 +80,10 @@ fn data(chunk: Chunk) -> ProcessEvent {
 
 fn end(state: &State) -> Result<ProcessEvent, ConnectError> {
     match state.process.output().end() {
-        Some(end) if end.timed_out && state.starter => {
+        Some(end) if end.cause == Cause::TimeLimit && state.starter => {
             Err(ConnectError::deadline_exceeded("the time limit of the process was reached"))
         }
-        Some(end) => Ok(event(Event::End(Box::new(end_event(end.status))))),
+        Some(end) => Ok(event(Event::End(Box::new(end_event(end.status, end.cause))))),
         // The queue closes before the end only when the session was replaced: nobody reads this.
         None => Err(ConnectError::unavailable("the session was replaced")),
     }

@@ -31,6 +31,8 @@ impl Leaf {
                 write(&cpu, "cpu.cfs_period_us", cpu_period_micros)?;
                 write(&cpu, "cpu.cfs_quota_us", cpu_quota_micros)?;
                 write(&memory, "memory.limit_in_bytes", memory_bytes)?;
+                // Not there in a kernel that can't swap.
+                write_if_there(&memory, "memory.swappiness", &0)?;
                 // Not there when the kernel was started without swap accounting.
                 write_if_there(&memory, "memory.memsw.limit_in_bytes", memory_bytes)?;
             }
@@ -107,6 +109,7 @@ mod tests {
             ("cpu", "cpu.cfs_period_us"),
             ("cpu", "cpu.cfs_quota_us"),
             ("memory", "memory.limit_in_bytes"),
+            ("memory", "memory.swappiness"),
             ("pids", "pids.max"),
         ]
         .map(at);
@@ -114,7 +117,7 @@ mod tests {
         let leaf = leaf(root.path(), &files);
         leaf.limit(&CEILING).unwrap();
         let read = |file: &str| std::fs::read_to_string(root.path().join(file)).unwrap();
-        assert_eq!(files.map(read), ["10000", "20000", "67108864", "300"]);
+        assert_eq!(files.map(read), ["10000", "20000", "67108864", "0", "300"]);
         std::fs::remove_file(root.path().join(files[2])).unwrap();
         assert!(leaf.limit(&CEILING).is_err());
     }

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use sandglass_egress::policy::{Policy, RequestHost};
+use sandglass_types::budget::Amount;
 use sandglass_types::limits::Unchecked;
 use sandglass_types::{EndReason, Generation, Limits, SandboxState, Timestamp};
 use sqlx::Row as _;
@@ -62,7 +63,7 @@ pub(super) const fn reason_text(reason: EndReason) -> &'static str {
         EndReason::Timeout => "timeout",
         EndReason::CreateFailed => "create_failed",
         EndReason::OutOfMemory => "out_of_memory",
-        EndReason::Processes => "processes",
+        EndReason::Processes => "pids",
         EndReason::Crashed => "crashed",
         EndReason::Lost => "lost",
     }
@@ -74,7 +75,7 @@ fn parse_reason(what: &'static str, text: &str) -> Result<EndReason, StoreError>
         "timeout" => EndReason::Timeout,
         "create_failed" => EndReason::CreateFailed,
         "out_of_memory" => EndReason::OutOfMemory,
-        "processes" => EndReason::Processes,
+        "pids" => EndReason::Processes,
         "crashed" => EndReason::Crashed,
         "lost" => EndReason::Lost,
         _ => return Err(corrupt(what, format_args!("end reason {text:?}"))),
@@ -176,6 +177,22 @@ pub(super) fn event(row: &SqliteRow) -> Result<Event, StoreError> {
         end_reason: columns.reason()?,
         detail: columns.text("detail")?.to_owned(),
     })
+}
+
+/// What sandboxes in one state were promised together.
+pub(super) fn promised(row: &SqliteRow) -> Result<(SandboxState, Amount), StoreError> {
+    let columns = Columns { what: "sum over sandboxes", row };
+    let sum = |name| {
+        let value: i64 = row.try_get(name).map_err(|error| corrupt(columns.what, error))?;
+        u64::try_from(value).map_err(|error| corrupt(columns.what, error))
+    };
+    let amount = Amount {
+        sandboxes: sum("sandboxes")?,
+        cpus: sum("cpus")?,
+        memory_mib: sum("memory_mib")?,
+        disk_mib: sum("disk_mib")?,
+    };
+    Ok((columns.state()?, amount))
 }
 
 /// Reads [`sandbox_columns`].

@@ -1,6 +1,7 @@
 //! One sandbox: its row, its moves and its history.
 
 use sandglass_egress::policy::{Policy, RequestHost};
+use sandglass_types::budget::{Amount, admit};
 use sandglass_types::{Digest, SandboxId, SandboxState, TeamId, Timestamp};
 use sqlx::{Row as _, SqliteConnection};
 
@@ -8,6 +9,17 @@ use super::rows::{self, map_text, policy_text, reason_text, sandbox_columns, sta
 use super::{SqliteStore, database, exists_or_database, teams};
 use crate::{Created, Event, IdempotencyKey, MAX_DETAIL, NewSandbox, SandboxRow, StoreError, Transition};
 
+/// The query for [`promised`].
+macro_rules! promised_to {
+    ($owner:literal) => {
+        concat!(
+            "SELECT state, count(*) AS sandboxes, sum(cpus) AS cpus, sum(memory_mib) AS memory_mib, \
+             sum(disk_mib) AS disk_mib FROM sandboxes WHERE state <> 'ended' AND ",
+            $owner,
+            " = ?1 GROUP BY state"
+        )
+    };
+}
 impl SqliteStore {
     pub(super) async fn insert(&self, new: &NewSandbox) -> Result<Created, StoreError> {
         let mut change = self.write().await?;
@@ -16,6 +28,9 @@ impl SqliteStore {
             && let Some(earlier) = earlier_request(&mut change, new.team, key, digest).await?
         {
             return Ok(earlier);
+        }
+        if let Some(refusal) = refused(&mut change, new).await? {
+            return Ok(refusal);
         }
         insert_row(&mut change, new).await?;
         for (key, value) in &new.metadata {
@@ -154,6 +169,41 @@ impl SqliteStore {
             .map_err(database)?;
         Ok(done.rows_affected())
     }
+}
+
+/// Why there must not be one more sandbox, if that is so.
+async fn refused(connection: &mut SqliteConnection, new: &NewSandbox) -> Result<Option<Created>, StoreError> {
+    let asked = Amount::of(&new.limits);
+    let of_team = promised(connection, promised_to!("team"), &new.team.to_string()).await?;
+    let in_use = total(&of_team, Amount::of_team);
+    if let Err(excess) = admit(&new.quota, &in_use, &asked) {
+        return Ok(Some(Created::OverQuota(excess)));
+    }
+    let on_node = promised(connection, promised_to!("node"), &new.node.to_string()).await?;
+    let in_use = total(&on_node, Amount::of_machine);
+    if let Err(excess) = admit(&new.capacity, &in_use, &asked) {
+        let staying = on_node.iter().filter(|(state, _)| *state != SandboxState::Ending);
+        let soon = admit(&new.capacity, &total(staying, Amount::of_machine), &asked).is_ok();
+        return Ok(Some(Created::OverCapacity { excess, soon }));
+    }
+    Ok(None)
+}
+
+fn total<'a>(
+    promised: impl IntoIterator<Item = &'a (SandboxState, Amount)>,
+    counted: fn(Amount, SandboxState) -> Amount,
+) -> Amount {
+    promised.into_iter().fold(Amount::default(), |sum, (state, amount)| sum.and(counted(*amount, *state)))
+}
+
+/// What the sandboxes of a team or a machine were promised, by their state. Those that have ended are left out.
+async fn promised(
+    connection: &mut SqliteConnection,
+    query: &'static str,
+    owner: &str,
+) -> Result<Vec<(SandboxState, Amount)>, StoreError> {
+    let found = sqlx::query(query).bind(owner).fetch_all(connection).await.map_err(database)?;
+    found.iter().map(rows::promised).collect()
 }
 
 /// What an earlier request under the same key means for this one; `None` if the key is free. It is free again once

@@ -37,6 +37,19 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// How many lines of the log are shown when something failed.
 const LOG_LINES: usize = 20;
 
+/// How much the machine can take is for the bench to find out.
+const UNBOUNDED: &str = "
+[quota]
+sandboxes = 1000000
+cpus = 1000000
+memory_mib = 1000000000
+[host]
+memory_mib = 1000000000
+cpu_overcommit = 1000000
+disk_mib = 1000000000
+loop_devices = 1000000
+";
+
 /// Where a server is reached.
 #[derive(Debug, Clone)]
 pub(crate) struct Endpoint {
@@ -67,6 +80,7 @@ impl Server {
         let program = std::env::current_exe().context("this program can't find itself")?;
         let folder = tempfile::Builder::new().prefix("sandglass-bench-").tempdir_in(PARENT)?.keep();
         let config = folder.join("config.toml");
+        settings.extend(toml::from_str::<toml::Table>(UNBOUNDED)?);
         if let Some(path) = &common.runsc {
             settings.insert("runsc".into(), toml::Value::try_from(path)?);
         }

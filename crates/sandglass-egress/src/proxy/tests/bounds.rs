@@ -64,19 +64,20 @@ async fn one_connection_more_than_may_be_is_reset() {
 
 #[tokio::test]
 async fn bytes_beyond_a_cap_are_not_carried() {
-    let world = World::with(SSH, Caps { sent: Some(20), received: Some(1000), ..Caps::default() }).await;
+    let world = World::with(SSH, Caps { bytes: Some(34), ..Caps::default() }).await;
     let ssh = world.server(OTHER, 22).await;
     let (mut guest, mut server) = (world.connect(OTHER, 22).await, ssh.accept().await);
+    // 13 bytes each way.
     converse(&mut guest, &mut server).await;
-    guest.send(b"1234567").await;
-    assert_eq!(server.next(7).await, b"1234567");
-    guest.send(b"8").await;
+    guest.send(b"12345678").await;
+    assert_eq!(server.next(8).await, b"12345678");
+    guest.send(b"9").await;
     guest.is_reset().await;
     server.is_reset().await;
     let receipts = world.receipts(2).await;
-    assert_eq!((receipts[0].rule.to_string().as_str(), receipts[1].sent), ("limit/sent", 20));
+    assert_eq!((receipts[0].rule.to_string().as_str(), receipts[1].sent), ("limit/bytes", 21));
     world.connect(OTHER, 22).await.is_reset().await;
-    assert_eq!(world.receipts(3).await[2].rule.to_string(), "limit/sent");
+    assert_eq!(world.receipts(3).await[2].rule.to_string(), "limit/bytes");
     assert_eq!(world.dialled().len(), 1);
 }
 

@@ -9,7 +9,7 @@ fn text(backlog: &VecDeque<Chunk>) -> Vec<u8> {
 }
 
 fn end(epoch: u32) -> End {
-    End { status: Status::Exited(0), timed_out: false, at: Instant::now(), epoch }
+    End { status: Status::Exited(0), cause: Cause::Itself, at: Instant::now(), epoch }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use sandglass_control::{Control, Egress, Patience, template};
+use sandglass_control::{Budgets, Control, Egress, Patience, template};
 use sandglass_egress::policy::{Barrier, Openings, Operator};
 use sandglass_egress::proxy::Caps;
 use sandglass_egress::resolver::HostResolver;
@@ -76,6 +76,7 @@ pub(super) async fn start(folder: &Path, plan: &Plan) -> anyhow::Result<(Endpoin
             caps: Caps::default(),
             totals: Arc::default(),
         },
+        budgets: Budgets::UNBOUNDED,
     };
     let control = Control::start(config, Arc::new(store), host, Arc::new(SystemClock))
         .await

@@ -1,0 +1,214 @@
+//! What sandboxes may use together: the quota of each team, and what this machine gives.
+
+use std::ops::RangeInclusive;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use sandglass_control::Budgets;
+use sandglass_types::budget::Amount;
+use serde::Deserialize;
+
+const MIB: u64 = 1 << 20;
+
+/// What of a machine's memory sandboxes are promised unless the operator says otherwise, in per cent. The rest is for
+/// their engines, this server, and what else runs there.
+const MEMORY_SHARE: u64 = 80;
+
+/// The same of what is free of the data folder's file system.
+const DISK_SHARE: u64 = 90;
+
+/// How often each core is promised unless the operator says otherwise: sandboxes mostly wait.
+const CPU_OVERCOMMIT: u64 = 16;
+
+/// Sandboxes that have a disk, each on a loop device, unless the operator says otherwise.
+const LOOP_DEVICES: u64 = 1024;
+
+/// What one connection into a sandbox may cost this server in the worst case, in bytes. A body that nobody takes fills the
+/// five buffers of 256 KiB on its way: what was read, what is handed over, what waits to be written on the other side,
+/// what the session holds of it, and what is there of the answer.
+const CONNECTION_COST: u64 = (5 * 256) << 10;
+
+/// What of a machine's memory connections may take unless the operator says otherwise, in per cent.
+const CONNECTIONS_SHARE: u64 = 5;
+
+/// Connections that make sense without being asked for.
+const CONNECTIONS: RangeInclusive<u64> = 128..=4096;
+
+/// What any of these numbers may be.
+const RANGE: RangeInclusive<u64> = 1..=1_000_000_000;
+
+/// What each team may have at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Quota {
+    sandboxes: u64,
+    cpus: u64,
+    memory_mib: u64,
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Self { sandboxes: 50, cpus: 100, memory_mib: 50 << 10 }
+    }
+}
+
+/// What this machine gives; what is not said is derived from it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Host {
+    memory_mib: Option<u64>,
+    cpu_overcommit: Option<u64>,
+    disk_mib: Option<u64>,
+    loop_devices: Option<u64>,
+    connections: Option<u64>,
+}
+
+impl Quota {
+    /// Checks that every number is in range.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        let Self { sandboxes, cpus, memory_mib } = *self;
+        in_range([
+            ("quota.sandboxes", Some(sandboxes)),
+            ("quota.cpus", Some(cpus)),
+            ("quota.memory_mib", Some(memory_mib)),
+        ])
+    }
+}
+
+impl Host {
+    /// Checks that every number is in range.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        let Self { memory_mib, cpu_overcommit, disk_mib, loop_devices, connections } = *self;
+        in_range([
+            ("host.memory_mib", memory_mib),
+            ("host.cpu_overcommit", cpu_overcommit),
+            ("host.disk_mib", disk_mib),
+            ("host.loop_devices", loop_devices),
+            ("host.connections", connections),
+        ])
+    }
+}
+
+fn in_range<const N: usize>(values: [(&str, Option<u64>); N]) -> anyhow::Result<()> {
+    for (key, value) in values {
+        if let Some(value) = value.filter(|value| !RANGE.contains(value)) {
+            bail!("{key} must be between {} and {}, not {value}", RANGE.start(), RANGE.end());
+        }
+    }
+    Ok(())
+}
+
+/// What there is on a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Machine {
+    memory_mib: u64,
+    cores: u64,
+    /// What is free where the disks of sandboxes are, and what those take that are there.
+    disk_mib: u64,
+}
+
+impl Machine {
+    /// Looks at the one that this runs on. `sandboxes` is the folder of all sandboxes.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub(crate) fn look(sandboxes: &Path, data: &Path) -> anyhow::Result<Self> {
+        let meminfo = fs_err::read_to_string("/proc/meminfo")?;
+        let cores = std::thread::available_parallelism().context("the cores can't be counted")?.get();
+        let system =
+            rustix::fs::statvfs(data).with_context(|| format!("{} can't be looked at", data.display()))?;
+        let free = system.f_bavail.saturating_mul(system.f_frsize);
+        Ok(Self {
+            memory_mib: total_memory_mib(&meminfo)
+                .context("the kernel does not say how much memory there is")?,
+            cores: u64::try_from(cores)?,
+            disk_mib: free.saturating_add(taken(sandboxes)) / MIB,
+        })
+    }
+}
+
+/// What the disks of the sandboxes take that are there, in bytes.
+fn taken(sandboxes: &Path) -> u64 {
+    let folders = std::fs::read_dir(sandboxes).into_iter().flatten().flatten();
+    let disks = folders.filter_map(|folder| std::fs::symlink_metadata(folder.path().join("disk.img")).ok());
+    // `st_blocks` counts units of 512 bytes whatever the block size is.
+    disks.map(|disk| disk.blocks().saturating_mul(512)).fold(0, u64::saturating_add)
+}
+
+fn total_memory_mib(meminfo: &str) -> Option<u64> {
+    let rest = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(rest.trim().strip_suffix(" kB")?.parse::<u64>().ok()? >> 10)
+}
+
+/// What is in force on a machine.
+pub(crate) fn in_force(quota: Quota, host: Host, machine: Machine) -> Budgets {
+    let overcommit = host.cpu_overcommit.unwrap_or(CPU_OVERCOMMIT);
+    let connections = host.connections.unwrap_or_else(|| {
+        let affordable = machine.memory_mib * MIB / 100 * CONNECTIONS_SHARE / CONNECTION_COST;
+        affordable.clamp(*CONNECTIONS.start(), *CONNECTIONS.end())
+    });
+    Budgets {
+        quota: Amount {
+            sandboxes: quota.sandboxes,
+            cpus: quota.cpus,
+            memory_mib: quota.memory_mib,
+            ..Amount::UNBOUNDED
+        },
+        capacity: Amount {
+            sandboxes: host.loop_devices.unwrap_or(LOOP_DEVICES),
+            cpus: machine.cores.saturating_mul(overcommit),
+            memory_mib: host.memory_mib.unwrap_or(machine.memory_mib * MEMORY_SHARE / 100),
+            disk_mib: host.disk_mib.unwrap_or(machine.disk_mib * DISK_SHARE / 100),
+        },
+        connections: usize::try_from(connections).unwrap_or(usize::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MACHINE: Machine = Machine { memory_mib: 20_000, cores: 4, disk_mib: 100_000 };
+
+    #[test]
+    fn what_is_not_said_is_derived_from_the_machine() {
+        let budgets = in_force(Quota::default(), Host::default(), MACHINE);
+        let capacity = Amount { sandboxes: 1024, cpus: 64, memory_mib: 16_000, disk_mib: 90_000 };
+        assert_eq!(budgets.capacity, capacity);
+        assert_eq!(budgets.connections, 800);
+        let quota = Amount { sandboxes: 50, cpus: 100, memory_mib: 51_200, disk_mib: u64::MAX };
+        assert_eq!(budgets.quota, quota);
+        let tiny = in_force(Quota::default(), Host::default(), Machine { memory_mib: 500, ..MACHINE });
+        assert_eq!(tiny.connections, 128);
+    }
+
+    #[test]
+    fn what_is_said_is_in_force() {
+        let host = Host {
+            memory_mib: Some(1),
+            cpu_overcommit: Some(2),
+            disk_mib: Some(3),
+            loop_devices: Some(4),
+            connections: Some(5),
+        };
+        let budgets = in_force(Quota { sandboxes: 6, cpus: 7, memory_mib: 8 }, host, MACHINE);
+        assert_eq!(budgets.capacity, Amount { sandboxes: 4, cpus: 8, memory_mib: 1, disk_mib: 3 });
+        assert_eq!(budgets.connections, 5);
+        let quota = Amount { sandboxes: 6, cpus: 7, memory_mib: 8, disk_mib: u64::MAX };
+        assert_eq!(budgets.quota, quota);
+    }
+
+    #[test]
+    fn a_machine_is_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let empty = Machine::look(folder.path(), folder.path()).unwrap();
+        assert!(empty.memory_mib > 100 && empty.cores > 0, "{empty:?}");
+        let sandbox = folder.path().join("a");
+        std::fs::create_dir(&sandbox).unwrap();
+        std::fs::write(sandbox.join("disk.img"), vec![1; 3 << 20]).unwrap();
+        std::fs::File::open(sandbox.join("disk.img")).unwrap().sync_all().unwrap();
+        assert!(taken(folder.path()) >= 3 << 20);
+        assert_eq!(taken(Path::new("/nowhere")), 0);
+    }
+}
