@@ -22,6 +22,8 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 pub(crate) use self::lookups::Lookups;
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::message::check_query;
 use self::message::{Answer, Asked, MAX_QUERY, read};
 pub(crate) use self::pace::Pace;
 use crate::enforcer::{Enforcer, Untold};

@@ -11,6 +11,8 @@ pub mod enforcer;
 pub mod http;
 pub mod ledger;
 pub mod policy;
+#[cfg(any(test, fuzzing))]
+pub mod properties;
 pub mod proxy;
 pub mod receipt;
 pub mod remembered;

@@ -13,7 +13,7 @@ use crate::policy::Record;
 pub(super) const MAX_QUERY: usize = 1232;
 
 /// The longest answer, in bytes: what every client takes over UDP (RFC 1035, 2.3.4). So none is ever cut short.
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(super) const MAX_ANSWER: usize = 512;
 
 /// Longest time that a guest is told to remember an answer, in seconds. A change of policy is to be seen soon.
@@ -143,6 +143,35 @@ impl Asked {
             message.add_answers(addresses.iter().map(record));
         }
         encode(&message)
+    }
+}
+
+/// For whatever bytes, an answer has their id, is not longer than every client takes, and is a message.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn check_query(bytes: &[u8]) {
+    let Some(read) = read(bytes.get(..MAX_QUERY).unwrap_or(bytes)) else { return };
+    let answers = match read {
+        Err(error) => {
+            assert!(error.len() <= bytes.len().max(12), "a refusal is longer than the query");
+            vec![error]
+        }
+        Ok(asked) => {
+            let _any = (asked.name(), asked.record(), asked.shown_name(), asked.shown_record());
+            let addresses = vec![Ipv4Addr::BROADCAST; crate::resolver::MAX_ADDRESSES];
+            let all = [
+                Answer::Addresses(addresses, u32::MAX),
+                Answer::Nothing,
+                Answer::NoSuchName,
+                Answer::Refused,
+                Answer::Failed,
+            ];
+            all.iter().map(|answer| asked.answer(answer)).collect()
+        }
+    };
+    for answer in answers {
+        assert!(answer.len() <= MAX_ANSWER, "an answer of {} bytes", answer.len());
+        assert_eq!(answer.get(..2), bytes.get(..2), "the id is another one");
+        assert!(Message::from_vec(&answer).is_ok(), "{answer:?}");
     }
 }
 

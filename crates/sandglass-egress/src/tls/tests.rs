@@ -73,7 +73,7 @@ fn the_name_is_read_however_it_is_cut() {
 /// What OpenSSL 3.0 sends for `www.example.com` when it offers HTTP/2.
 #[test]
 fn a_client_hello_of_openssl_is_read() {
-    let bytes = include_bytes!("openssl.bin");
+    let bytes = include_bytes!("../../../../fuzz/seeds/client_hello/openssl");
     assert_eq!(peek(bytes), Ok(Peek::Hello(found("www.example.com"))));
     let message = &bytes[RECORD_HEADER..];
     assert_eq!(peek(&records(message, message.len() / 7)), Ok(Peek::Hello(found("www.example.com"))));

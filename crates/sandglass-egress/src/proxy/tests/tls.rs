@@ -7,7 +7,7 @@ use crate::policy::Effective;
 use crate::receipt::{Kind, Outcome};
 
 /// What OpenSSL 3.0 sends for `www.example.com`.
-const OPENSSL: &[u8] = include_bytes!("../../tls/openssl.bin");
+const OPENSSL: &[u8] = include_bytes!("../../../../../fuzz/seeds/client_hello/openssl");
 
 const HOST: &str = r#"[{"id":"site","allow":"www.example.com"},{"allow":"c.example","ports":[22]}]"#;
 
