@@ -24,7 +24,7 @@ esac
 # --- Debian packages --------------------------------------------------------------------------------
 # The engine, the packet filter, disks and root file systems; then a linker and what the tests look with.
 packages="runsc nftables e2fsprogs mmdebstrap
-  gcc libc6-dev make binutils git ca-certificates python3 python3-venv procps iproute2 systemd"
+  gcc libc6-dev make binutils git ca-certificates python3 python3-venv procps iproute2 systemd nmap"
 
 is_installed() {
   [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
@@ -92,6 +92,20 @@ if [ -n "$missing" ]; then
   DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $missing ||
     die "apt-get could not install:$missing"
 fi
+
+# --- programs that attack -----------------------------------------------------------------------------
+# Unpacked and not installed: with the packages come services that would start with the machine.
+for tool in iodine dns2tcp; do
+  [ -d "tests/tools/$tool" ] && continue
+  say "unpacking $tool"
+  aside=tests/tools/$tool.new
+  rm -rf "$aside"
+  mkdir -p "$aside"
+  fetch() { (cd "$aside" && apt-get download -q "$tool" 2>&1); }
+  fetch || { update_indexes && fetch; } || die "apt-get could not download $tool"
+  dpkg -x "$aside/$tool"_*.deb "$aside"
+  mv "$aside" "tests/tools/$tool"
+done
 
 # --- Rust -----------------------------------------------------------------------------------------
 wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)

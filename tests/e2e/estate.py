@@ -19,6 +19,8 @@ import subprocess
 import threading
 from pathlib import Path
 
+import httpx
+from e2b import Sandbox
 from support import Server
 
 UPSTREAM = "198.51.100.2"
@@ -59,10 +61,15 @@ class Witness(http.server.ThreadingHTTPServer):
 
     def __init__(self, address: str, port: int, tls: ssl.SSLContext | None = None):
         self.seen: list[str] = []
+        self.connections = 0
         super().__init__((address, port), Page)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def verify_request(self, request, client_address):
+        self.connections += 1
+        return True
 
     def handle_error(self, request, client_address):
         """A client that breaks off is what these tests are about."""
@@ -108,12 +115,14 @@ class EchoOne(socketserver.BaseRequestHandler):
 
 
 class Names(socketserver.ThreadingUDPServer):
-    """A name server in which every name below `.example` has the upstream's address, and some have others."""
+    """A name server in which every name below `.example` has the upstream's address, and some have others. Of names below
+    some domains another server is asked."""
 
     daemon_threads = True
 
     def __init__(self, address: str, others: dict[str, str]):
         self.others = others
+        self.delegated: dict[str, tuple[str, int]] = {}
         self.asked: list[str] = []
         super().__init__((address, 53), NamesOne)
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -124,11 +133,19 @@ class NamesOne(socketserver.BaseRequestHandler):
         query, reply = self.request
         labels, at = [], 12
         while query[at]:
-            labels.append(query[at + 1 : at + 1 + query[at]].decode())
+            labels.append(query[at + 1 : at + 1 + query[at]].decode("latin-1"))
             at += 1 + query[at]
         name = ".".join(labels).lower()
         (kind,) = struct.unpack(">H", query[at + 1 : at + 3])
         self.server.asked.append(name)
+        for domain, server in self.server.delegated.items():
+            if name.endswith(f".{domain}"):
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as far:
+                    far.settimeout(10)
+                    far.sendto(query, server)
+                    with contextlib.suppress(OSError):
+                        reply.sendto(far.recv(65535), self.client_address)
+                return
         address = self.server.others.get(name, UPSTREAM if name.endswith(".example") else None)
         found = kind == 1 and address is not None
         header = query[:2] + struct.pack(">5H", 0x8180 if address else 0x8183, 1, int(found), 0, 0)
@@ -194,6 +211,34 @@ class Outpost(Server):
         host, port = self.address.split(":")
         self.relay.target = (host, int(port))
         return self
+
+    def ask(self, method: str, path: str, **more) -> httpx.Response:
+        answer = httpx.request(method, self.url + path, headers=self.headers, timeout=60, **more)
+        assert answer.is_success, answer.text
+        return answer
+
+    def make(self, **options) -> Sandbox:
+        answer = self.ask("POST", "/v2/sandboxes", json={"templateID": "base", "timeout": 600} | options)
+        return Sandbox.connect(answer.json()["sandboxID"], **self.opts)
+
+
+@contextlib.contextmanager
+def outpost_in(estate: Estate, folder: Path, name: str, config: str):
+    """A server of that name and configuration, which leaves nothing."""
+    path = folder / f"{name}.toml"
+    path.write_text(config)
+    outpost = Outpost(estate.relay, folder / f"data-{name}", "--config", str(path))
+    try:
+        yield outpost.start()
+        for box in outpost.ask("GET", "/v2/sandboxes").json():
+            outpost.ask("DELETE", f"/sandboxes/{box['sandboxID']}")
+        outpost.assert_nothing_left()
+        outpost.stop()
+        outpost.assert_nothing_left()
+    finally:
+        if outpost.process is not None and outpost.process.poll() is None:
+            outpost.process.kill()
+            outpost.process.wait()
 
 
 class Estate:

@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 from e2b import CommandExitException, Sandbox
-from estate import FORBIDDEN, SERVER, UPSTREAM, Estate, Outpost, inside
+from estate import FORBIDDEN, SERVER, UPSTREAM, Estate, Outpost, inside, outpost_in
 from support import until
 
 CONFIG = """
@@ -49,26 +49,12 @@ def estate(work_folder):
 @pytest.fixture(scope="module")
 def outpost(server, estate, work_folder):
     """A server in the estate. The one that all tests share has prepared the template."""
-    config = work_folder / "egress.toml"
-    config.write_text(CONFIG)
-    outpost = Outpost(estate.relay, work_folder / "data-egress", "--config", str(config))
-    try:
-        yield outpost.start()
-        for box in ask(outpost, "GET", "/v2/sandboxes").json():
-            ask(outpost, "DELETE", f"/sandboxes/{box['sandboxID']}")
-        outpost.assert_nothing_left()
-        outpost.stop()
-        outpost.assert_nothing_left()
-    finally:
-        if outpost.process is not None and outpost.process.poll() is None:
-            outpost.process.kill()
-            outpost.process.wait()
+    with outpost_in(estate, work_folder, "egress", CONFIG) as outpost:
+        yield outpost
 
 
 def ask(outpost: Outpost, method: str, path: str, **more) -> httpx.Response:
-    answer = httpx.request(method, outpost.url + path, headers=outpost.headers, timeout=60, **more)
-    assert answer.is_success, answer.text
-    return answer
+    return outpost.ask(method, path, **more)
 
 
 def make(outpost: Outpost, **options) -> tuple[Sandbox, httpx.Response]:

@@ -11,6 +11,7 @@
 //! used again for something else.
 #![forbid(unsafe_code)]
 
+pub mod attack;
 pub mod control;
 pub mod services;
 pub mod session;

@@ -66,17 +66,20 @@ impl SlotName {
     }
 
     /// The pin of the inner namespace.
-    pub(super) fn inner_pin(&self) -> String {
+    #[must_use]
+    pub fn inner_pin(&self) -> String {
         format!("{self}-in")
     }
 
     /// The pin of the airlock.
-    pub(super) fn airlock_pin(&self) -> String {
+    #[must_use]
+    pub fn airlock_pin(&self) -> String {
         format!("{self}-air")
     }
 
     /// The airlock's link. Instance and slot without what joins them, for lack of space.
-    pub(super) fn airlock_link(&self) -> String {
+    #[must_use]
+    pub fn airlock_link(&self) -> String {
         format!("sg{}{}", self.instance, self.slot)
     }
 
