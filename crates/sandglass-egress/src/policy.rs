@@ -67,23 +67,13 @@ pub struct Operator {
     /// Features by name. What a feature allows is a part of the ceiling, behind the rules of `ceiling`.
     #[serde(default)]
     features: Features,
-    /// Whether everything is allowed: see [`Operator::unguarded`]. Never read from anywhere.
-    #[serde(skip)]
-    unguarded: bool,
 }
 
 impl Operator {
     /// Puts its parts together.
     #[must_use]
     pub const fn new(ceiling: Rules, open_private: Openings, features: Features) -> Self {
-        Self { ceiling, open_private, features, unguarded: false }
-    }
-
-    /// Who lets every sandbox have everything, also what no rule can allow. It is for the sandboxes in which `sandglass
-    /// verify` proves that its attacks would be noticed if they succeeded, and can't be written in a config.
-    #[must_use]
-    pub fn unguarded() -> Self {
-        Self { unguarded: true, ..Self::default() }
+        Self { ceiling, open_private, features }
     }
 
     /// The private ranges that were opened: for the barrier that stands behind the policy.

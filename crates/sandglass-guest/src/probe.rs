@@ -5,6 +5,7 @@
 //! when it did, and waits to be ended.
 
 mod canary;
+mod egress;
 mod isolation;
 
 use std::io::{self, Write as _};
@@ -17,7 +18,11 @@ type Attack = fn(&[String]) -> io::Result<()>;
 
 /// All of them by name.
 fn attack(name: &str) -> Option<Attack> {
-    [isolation::ATTACKS].into_iter().flatten().find(|(known, _)| *known == name).map(|(_, attack)| *attack)
+    [isolation::ATTACKS, egress::ATTACKS]
+        .into_iter()
+        .flatten()
+        .find(|(known, _)| *known == name)
+        .map(|(_, attack)| *attack)
 }
 
 /// Carries one out.

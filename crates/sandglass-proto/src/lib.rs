@@ -11,7 +11,7 @@
 //! used again for something else.
 #![forbid(unsafe_code)]
 
-pub mod attack;
 pub mod control;
+pub mod leak;
 pub mod services;
 pub mod session;

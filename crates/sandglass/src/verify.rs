@@ -11,15 +11,18 @@
 //! └─ stage        process 1 of a machine of its own: processes, mounts, network, IPC, host name, a disk
 //!    ├─ strict    a server as it is delivered, and sandboxes in it
 //!    ├─ bare      a server whose sandboxes are processes of the stage, as root
-//!    ├─ unguarded a server in the stage's own process, which lets everything out
+//!    ├─ fence     a server in front of a network in which everything answers, sandboxes in it, and one whose walls were
+//!    │            taken away
 //!    └─ canaries  what the attacks are after
 //! ```
 //!
-//! So an attack that succeeds hits the stage, which is thrown away. What weakens a sandbox is a value in the stage's
-//! process (`unguarded`) or the documented engine for development (`bare`); there is nothing in `serve` to switch off.
+//! So an attack that succeeds hits the stage, which is thrown away. What weakens a sandbox is done to it from outside,
+//! by the root user of the stage (`fence`), or is the documented engine for development (`bare`); there is nothing in `serve`
+//! to switch off.
 
 mod canary;
 mod checklist;
+mod egress;
 mod ground;
 pub(crate) mod janitor;
 mod judge;
@@ -31,6 +34,7 @@ mod server;
 pub(crate) mod stage;
 mod there;
 mod witness;
+mod yard;
 
 use std::process::ExitCode;
 
@@ -72,12 +76,12 @@ pub(crate) fn run(args: &Verify) -> anyhow::Result<ExitCode> {
         guest: std::path::absolute(guest)?,
         strict: InstanceId::random(),
         bare: InstanceId::random(),
-        unguarded: InstanceId::random(),
+        fence: InstanceId::random(),
         only: args.only.clone(),
         cycles: args.cycles,
         json: args.json,
     };
-    let janitor = janitor::start(&[&plan.strict, &plan.bare, &plan.unguarded])?;
+    let janitor = janitor::start(&[&plan.strict, &plan.bare, &plan.fence])?;
     let code = stage::enter(&plan);
     janitor.finish()?;
     code

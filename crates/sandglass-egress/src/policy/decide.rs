@@ -6,7 +6,7 @@ use sandglass_types::net::{AmbiguousPath, Cidr, Hostname, Method, Port, Ports, R
 
 use super::FeatureName;
 use super::effective::{Effective, Layer};
-use super::rule::{Action, Label, Origin, Rule, RuleId, Target, Transport};
+use super::rule::{Action, Label, Origin, Rule, Target, Transport};
 use super::special::{Class, embedded, forbidden};
 
 /// Ports of DNS, plain and over TLS. Names are asked for at the server, and nowhere else.
@@ -242,10 +242,6 @@ enum Ruling<'a> {
 /// are asked, and both must allow it.
 #[must_use]
 pub fn decide(policy: &Effective, question: Question<'_>) -> Verdict {
-    if policy.unguarded {
-        let label = Label { origin: Origin::Ceiling, rule: RuleId::fixed("unguarded") };
-        return Verdict::Allow(Grant { request: label.clone(), ceiling: label, name: None });
-    }
     let result = match question {
         Question::Dns { name, record } => resolve(policy, name, record),
         Question::Answer { name, address } => tell(policy, name, address.to_canonical()),

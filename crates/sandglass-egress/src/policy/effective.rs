@@ -16,8 +16,6 @@ pub struct Effective {
     pub(super) ceiling: Layer,
     pub(super) openings: Openings,
     pub(super) surroundings: Surroundings,
-    /// See [`Operator::unguarded`].
-    pub(super) unguarded: bool,
 }
 
 /// One list of rules with their full names. The first match decides.
@@ -140,9 +138,8 @@ impl Effective {
             asked.push(&Origin::Feature(name.clone()), &feature.rules.0);
         }
         let ceiling = operator.layer();
-        let openings = operator.open_private.clone();
-        let unguarded = operator.unguarded;
-        let effective = Self { request: asked, ceiling, openings, surroundings, unguarded };
+        let effective =
+            Self { request: asked, ceiling, openings: operator.open_private.clone(), surroundings };
         let warnings = effective.warnings();
         Ok((effective, warnings))
     }
@@ -151,7 +148,7 @@ impl Effective {
     #[must_use]
     pub fn is_sealed(&self) -> bool {
         let allows = |layer: &Layer| layer.rules.iter().any(|(_, rule)| rule.action == Action::Allow);
-        !(self.unguarded || (allows(&self.request) && allows(&self.ceiling)))
+        !(allows(&self.request) && allows(&self.ceiling))
     }
 
     fn warnings(&self) -> Vec<Warning> {

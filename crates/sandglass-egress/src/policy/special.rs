@@ -218,9 +218,7 @@ impl From<Openings> for Vec<Cidr> {
 
 /// The ranges of IPv4 that are held up whatever rules say, for a packet filter: a second barrier behind
 /// [`decide`](super::decide).
-///
-/// Empty, the default, it holds nothing up: that is for [`Operator::unguarded`](super::Operator::unguarded) alone.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Barrier {
     /// Nothing passes.
     pub never: Vec<Cidr>,

@@ -66,23 +66,6 @@ fn nothing_leaves_by_default() {
 }
 
 #[test]
-fn who_guards_nothing_is_made_by_code_alone() {
-    let open = Effective::new(&Policy::default(), &Operator::unguarded(), Surroundings::default()).unwrap().0;
-    let questions =
-        [tcp("169.254.169.254", 80, &[], Seen::Nothing), tcp("127.0.0.1", 53, &[], Seen::Nothing)];
-    for question in questions {
-        assert!(decide(&open, question).is_allowed());
-        assert!(!decide(&Effective::sealed(), question).is_allowed());
-    }
-    assert!(dns(&open, "localhost") && !open.is_sealed());
-    for written in [r#"{"unguarded": true}"#, &serde_json::to_string(&Operator::unguarded()).unwrap()] {
-        let read: Operator = serde_json::from_str(written).unwrap_or_default();
-        assert_eq!(read, Operator::default(), "{written}");
-    }
-    serde_json::from_str::<Operator>(r#"{"unguarded": true}"#).unwrap_err();
-}
-
-#[test]
 fn name_address_and_sni_must_agree() {
     let policy = policy(r#"[{"allow":"example.com"},{"allow":"other.example"}]"#);
     let (name, other, foreign) = (host("example.com"), host("other.example"), host("evil.example"));

@@ -97,6 +97,11 @@ impl Api {
         }
     }
 
+    /// Puts another policy in force, as E2B's `network` says it.
+    pub(crate) async fn set_network(&self, id: &str, network: &Value) -> anyhow::Result<()> {
+        self.call(Method::PUT, &format!("/sandboxes/{id}/network"), Some(network)).await.map(|_| ())
+    }
+
     pub(crate) async fn kill(&self, id: &str) -> anyhow::Result<()> {
         self.call(Method::DELETE, &format!("/sandboxes/{id}"), None).await.map(|_| ())
     }

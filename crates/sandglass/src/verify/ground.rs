@@ -1,7 +1,5 @@
 //! Where attacks are carried out: servers, and the sandboxes in them.
 
-mod unguarded;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,9 +7,9 @@ use anyhow::Context as _;
 use fs_err as fs;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
-use tokio::task::JoinSet;
 
 use super::canary::Canaries;
+use super::egress::Fence;
 use super::sandbox::Sandbox;
 use super::secrets::{Place, Secrets};
 use super::server::{self, Endpoint, Server, Setup};
@@ -29,8 +27,6 @@ pub(super) enum Kind {
     Strict,
     /// Nothing: they are processes of the stage, as root.
     Bare,
-    /// All but what leaves them: the policy allows everything, and the second barrier is not there.
-    Unguarded,
 }
 
 /// A server, as attacks use it.
@@ -54,6 +50,8 @@ pub(super) struct Scene {
     /// The strict server, to be killed and started again.
     pub(super) setup: Setup,
     pub(super) server: Mutex<Server>,
+    /// Where it is tried to get something out.
+    pub(super) fence: Fence,
     /// How many sandboxes make a proof that nothing is left.
     pub(super) cycles: u32,
 }
@@ -75,9 +73,6 @@ pub(super) struct Grounds {
 #[derive(Debug)]
 pub(super) struct Weak {
     pub(super) bare: Arc<Ground>,
-    pub(super) unguarded: Arc<Ground>,
-    /// What runs of it in this process.
-    _tasks: JoinSet<()>,
 }
 
 impl Ground {
@@ -129,7 +124,7 @@ impl Grounds {
         fs::create_dir_all(&bare_cache)?;
         server::name(&folder("strict"), &plan.strict, Engine::Gvisor)?;
         server::name(&folder("bare"), &plan.bare, Engine::Fake)?;
-        server::name(&folder("unguarded"), &plan.unguarded, Engine::Gvisor)?;
+        server::name(&folder("fence"), &plan.fence, Engine::Gvisor)?;
         let setup = Setup {
             folder: folder("strict"),
             cache: plan.cache.clone(),
@@ -148,23 +143,17 @@ impl Grounds {
         let bare_guest = guest_binary::install(&bare_cache, None)?;
         let bare_guest = bare_guest.to_str().context("a path is no text")?.to_owned();
         let canaries = Canaries::place(&home, &secrets, &plan.guest)?;
-        let unguarded_folder = folder("unguarded");
-        let (server, bare, (unguarded, tasks)) = tokio::try_join!(
-            setup.start("127.0.0.1:0", None),
-            bare_setup.start("127.0.0.1:0", None),
-            unguarded::start(&unguarded_folder, plan),
-        )?;
+        let (server, bare) =
+            tokio::try_join!(setup.start("127.0.0.1:0", None), bare_setup.start("127.0.0.1:0", None))?;
+        let fence = Fence::new(folder("fence"), plan)?;
         let strict = server.endpoint.clone();
-        let scene = Scene { secrets, canaries, setup, server: Mutex::new(server), cycles: plan.cycles };
+        let scene =
+            Scene { secrets, canaries, setup, server: Mutex::new(server), fence, cycles: plan.cycles };
         let scene = Some(Arc::new(scene));
         let ground = |kind, endpoint, guest: &str| Ground::new(kind, endpoint, guest, Option::clone(&scene));
         Ok(Self {
             strict: ground(Kind::Strict, strict, GUEST),
-            weak: Some(Weak {
-                bare: ground(Kind::Bare, bare.endpoint, &bare_guest),
-                unguarded: ground(Kind::Unguarded, unguarded, GUEST),
-                _tasks: tasks,
-            }),
+            weak: Some(Weak { bare: ground(Kind::Bare, bare.endpoint, &bare_guest) }),
         })
     }
 }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use super::checklist::Point;
+use super::egress;
 use super::ground::{Ground, Grounds, NoStage, Weak};
 use super::judge::{Attempt, Failure, Sight, Verdict, judge};
 
@@ -75,9 +76,6 @@ impl fmt::Debug for Probe {
 pub(super) enum Control {
     /// On [`super::ground::Kind::Bare`].
     Bare,
-    /// On [`super::ground::Kind::Unguarded`].
-    #[expect(dead_code, reason = "the probes of what leaves a sandbox use it")]
-    Unguarded,
     /// On the strict ground itself, where the probe asks for something weaker.
     Asked,
 }
@@ -88,6 +86,8 @@ pub(super) type Attack = fn(Aim<'_>) -> Pin<Box<dyn Future<Output = anyhow::Resu
 /// Where an attack is carried out.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Aim<'a> {
+    /// The probe's name.
+    pub(super) id: &'static str,
     pub(super) ground: &'a Ground,
     /// Whether it must succeed.
     pub(super) control: bool,
@@ -104,7 +104,7 @@ pub(super) struct Outcome {
 
 /// All probes.
 pub(super) fn all() -> impl Iterator<Item = Probe> {
-    [isolation::PROBES, files::PROBES].into_iter().flatten().copied()
+    [isolation::PROBES, files::PROBES].into_iter().flatten().copied().chain(egress::probes())
 }
 
 /// Carries out all probes of these groups; an empty list means all groups.
@@ -150,13 +150,12 @@ async fn carry_out(grounds: &Grounds, probe: Probe) -> (Verdict, String) {
 fn ground_of<'a>(probe: Probe, grounds: &'a Grounds, weak: &'a Weak) -> &'a Arc<Ground> {
     match probe.control {
         Control::Bare => &weak.bare,
-        Control::Unguarded => &weak.unguarded,
         Control::Asked => &grounds.strict,
     }
 }
 
 async fn attempt(probe: Probe, ground: &Ground, control: bool) -> Attempt {
-    match timeout(PATIENCE, (probe.attack)(Aim { ground, control })).await {
+    match timeout(PATIENCE, (probe.attack)(Aim { id: probe.id, ground, control })).await {
         Ok(Ok(sight)) => Ok(sight),
         Ok(Err(error)) if error.is::<NoStage>() => Err(Failure::NoWitness),
         Ok(Err(error)) => Err(Failure::Other(format!("{error:#}"))),

@@ -42,7 +42,7 @@ pub(super) struct Plan {
     pub(super) guest: PathBuf,
     pub(super) strict: InstanceId,
     pub(super) bare: InstanceId,
-    pub(super) unguarded: InstanceId,
+    pub(super) fence: InstanceId,
     /// None means all.
     pub(super) only: Vec<Group>,
     pub(super) cycles: u32,

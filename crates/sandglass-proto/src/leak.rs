@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// One attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Attack {
+pub enum Leak {
     /// Over a connection.
     Tcp {
         /// `ADDRESS:PORT`, with the address in any form that `inet_aton(3)` takes, or IPv6 in brackets.
