@@ -193,6 +193,9 @@ fn every_barrier_of_the_threat_model_names_tests_that_exist() {
         .filter(|name| !tests.contains(&format!("fn {name}(")) && !tests.contains(&format!("def {name}(")))
         .collect();
     assert_eq!(missing, [""; 0], "the threat model names tests that do not exist");
+    let probes = model.split('`').skip(1).step_by(2).filter_map(|code| code.strip_prefix("probe:"));
+    let missing: Vec<_> = probes.filter(|id| !tests.contains(&format!("\"{id}\","))).collect();
+    assert_eq!(missing, [""; 0], "the threat model names probes that do not exist");
 }
 
 #[test]
