@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -147,3 +148,24 @@ def has_ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def groups_of(id: str) -> list[Path]:
+    """Its control groups, in every hierarchy."""
+    found = subprocess.run(
+        ["find", "/sys/fs/cgroup", "-type", "d", "-name", id], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert found, "the sandbox has no control group"
+    return [Path(path) for path in found]
+
+
+def processes_of(id: str) -> dict[int, str]:
+    """Its processes on this machine, and what they are."""
+    pids = {int(pid) for group in groups_of(id) for pid in (group / "cgroup.procs").read_text().split()}
+    names = {}
+    for pid in pids:
+        try:
+            names[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode() or "stub"
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return names

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from faults import answers, configured, create, has_ended, kill, new_tag, rows, settled
+from faults import answers, configured, create, groups_of, has_ended, kill, new_tag, processes_of, rows, settled
 from support import until
 
 
@@ -24,27 +24,6 @@ def made(impatient_server):
     kill(impatient_server, response.json()["sandboxID"])
     assert all(row.state == "ended" for row in settled(impatient_server))
     impatient_server.assert_nothing_left()
-
-
-def groups_of(id: str) -> list[Path]:
-    """Its control groups, in every hierarchy."""
-    found = subprocess.run(
-        ["find", "/sys/fs/cgroup", "-type", "d", "-name", id], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert found, "the sandbox has no control group"
-    return [Path(path) for path in found]
-
-
-def processes_of(id: str) -> dict[int, str]:
-    """Its processes on this machine, and what they are."""
-    pids = {int(pid) for group in groups_of(id) for pid in (group / "cgroup.procs").read_text().split()}
-    names = {}
-    for pid in pids:
-        try:
-            names[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode() or "stub"
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return names
 
 
 def pids_named(id: str, name: str) -> list[int]:

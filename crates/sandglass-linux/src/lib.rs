@@ -5,6 +5,7 @@ pub mod clock;
 pub mod fdpass;
 pub mod lock;
 pub mod loopdev;
+pub mod memory;
 pub mod mount;
 pub mod namespace;
 pub mod netlink;

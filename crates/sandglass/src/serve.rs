@@ -35,6 +35,12 @@ const HOST_PATIENCE: Duration = Duration::from_secs(10);
 /// Descriptors for each half: two for each of the most connections that clients may have, and some for each sandbox.
 const OPEN_FILES: u64 = 64 << 10;
 
+/// How often memory is looked for that nobody uses any more.
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(5);
+
+/// What may stay unused, in bytes: the next transfers want it again.
+const UNUSED: usize = 32 << 20;
+
 /// What a person may paste into Python next, with the E2B SDK installed and the variables set.
 const EXAMPLE: &str = r#"# in Python, with the E2B SDK (pip install e2b):
 from e2b import Sandbox
@@ -206,6 +212,14 @@ async fn serve(
             shutdown.cancel();
         }
     });
+    let giving_back = async {
+        loop {
+            tokio::time::sleep(GIVE_BACK_EVERY).await;
+            // It may take a while where there is much. It can't fail.
+            let _done = tokio::task::spawn_blocking(|| sandglass_linux::memory::give_back(UNUSED)).await;
+        }
+    };
+    tasks.spawn(shutdown.clone().run_until_cancelled_owned(giving_back));
     let listener = tokio::net::TcpListener::from_std(listener)?;
     sandglass_api::serve(listener, control.clone(), shutdown.clone()).await?;
     shutdown.cancel();
