@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from e2b import CommandExitException, Sandbox
-from faults import processes_of
+from faults import processes_of, unwatched
 from support import until
 
 
@@ -74,7 +74,7 @@ def test_memory_that_nobody_watches_ends_the_sandbox_which_says_so(server, fresh
     """Root stops the agent, which would end the eater: the limit holds without it."""
     mib = native(server, fresh)["limits"]["memory_mib"]
     with Sandbox.create(timeout=300) as other:
-        fresh.commands.run(f"kill -STOP 1; {eats(mib * 2)}", user="root", background=True, timeout=0).disconnect()
+        unwatched(fresh, eats(mib * 2))
         assert ended_by(server, fresh) == "out_of_memory"
         assert other.commands.run("echo unharmed").stdout == "unharmed\n"
 
@@ -93,8 +93,8 @@ def test_wall_clock_ends_a_busy_sandbox(server):
 
 def test_wall_clock_ends_a_sandbox_whose_agent_is_stopped(server):
     """Long before its silence would."""
-    sandbox = Sandbox.create(timeout=4)
-    sandbox.commands.run("kill -STOP 1", user="root", background=True, timeout=0).disconnect()
+    sandbox = Sandbox.create(timeout=15)
+    unwatched(sandbox)
     assert ended_by(server, sandbox) == "timeout"
 
 
@@ -149,7 +149,7 @@ def test_roots_processes_without_end_end_the_sandbox_which_says_so(server, fresh
     with Sandbox.create(timeout=300) as other:
         # Small ones, or memory ends first.
         storm = "exec sh -c 'while :; do sleep 1000 & done'"
-        fresh.commands.run(f"kill -STOP 1; {storm}", user="root", background=True, timeout=0).disconnect()
+        unwatched(fresh, storm)
         assert ended_by(server, fresh) == "pids"
         assert other.commands.run("echo unharmed").stdout == "unharmed\n"
 
