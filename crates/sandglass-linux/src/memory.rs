@@ -34,7 +34,10 @@ mod tests {
             *large = Vec::new();
         }
         give_back(1 << 40);
-        assert!(resident() > start + 64 * MIB, "the allocator gives it back by itself, so this is not needed");
+        assert!(
+            resident() > start + 64 * MIB,
+            "the allocator gives it back by itself, so this is not needed"
+        );
         give_back(MIB);
         assert!(resident() < start + 32 * MIB);
         drop(pieces);
