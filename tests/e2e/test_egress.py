@@ -53,6 +53,13 @@ def outpost(server, estate, work_folder):
         yield outpost
 
 
+@pytest.fixture
+def frugal_outpost(server, estate, work_folder):
+    """One whose sandboxes may carry 1 MiB each."""
+    with outpost_in(estate, work_folder, "frugal", CONFIG.replace("[egress]", "[egress]\nmax_mib = 1")) as outpost:
+        yield outpost
+
+
 def ask(outpost: Outpost, method: str, path: str, **more) -> httpx.Response:
     return outpost.ask(method, path, **more)
 
@@ -278,3 +285,43 @@ def test_the_command_line_explains(outpost, box):
     assert code_of(box, "curl -sS -m 8 http://other.example/")[0] == 6
     log = until(lambda: (text := outpost.cli("egress", "log", box.sandbox_id).stdout) and "other.example" in text and text)
     assert "denied" in log
+
+
+ECHO = f"""
+import socket
+total = 0
+try:
+    with socket.create_connection(("{UPSTREAM}", 5432)) as line:
+        while True:
+            line.sendall(b"x" * 4096)
+            left = 4096
+            while left:
+                got = len(line.recv(left))
+                if not got:
+                    raise ConnectionResetError
+                left -= got
+            total += 8192
+except ConnectionResetError:
+    print(total)
+"""
+
+
+def test_a_sandbox_carries_so_many_bytes_and_no_more_also_after_a_crash(frugal_outpost):
+    outpost = frugal_outpost
+    box, _ = make(outpost, network=POLICY)
+    box.files.write("echo.py", ECHO)
+    carried = int(box.commands.run("python3 echo.py", timeout=60).stdout)
+    assert (1 << 20) - (64 << 10) <= carried <= 1 << 20
+    # Nothing goes any more, and the receipts say why.
+    assert box.commands.run("python3 echo.py", timeout=60).stdout == "0\n"
+    refused = until(lambda: [line for line in receipts(outpost, box) if line["rule"] == "limit/bytes"])
+    assert all(line["outcome"] == "denied" for line in refused)
+    # Another sandbox has its own.
+    other, _ = make(outpost, network=POLICY)
+    assert code_of(other, CONNECT) == (0, "b'hi'\n")
+    # The next server knows, once it is written down, which takes up to half a minute.
+    kept = outpost.data_dir / "serve/receipts" / box.sandbox_id / "egress.json"
+    until(lambda: kept.exists() and sum(json.loads(kept.read_text())["carried"].values()) >= carried, within=60)
+    outpost.kill()
+    outpost.start()
+    assert box.commands.run("python3 echo.py", timeout=60).stdout == "0\n"
