@@ -43,7 +43,7 @@ pub enum Leak {
         /// Its payload.
         send: Vec<u8>,
     },
-    /// Again and again over one connection, for as long as that lives and at most for so long.
+    /// Again and again, over one connection and another one whenever that ends, for so long.
     Stream {
         /// Where to.
         to: SocketAddr,

@@ -119,19 +119,21 @@ fn give(socket: &OwnedFd, to: Ipv4Addr, bytes: &[u8]) -> io::Result<String> {
     Ok("sent".to_owned())
 }
 
-fn stream(to: SocketAddr, send: &[u8], most: Duration) -> io::Result<String> {
-    let mut connection = TcpStream::connect_timeout(&to, CONNECT)?;
-    connection.set_nodelay(true)?;
-    let end = Instant::now() + most;
-    let mut count = 0_u32;
+fn stream(to: SocketAddr, send: &[u8], long: Duration) -> io::Result<String> {
+    let end = Instant::now() + long;
+    let (mut sent, mut ended) = (0_u32, 0_u32);
     while Instant::now() < end {
-        if let Err(error) = connection.write_all(send) {
-            return Ok(format!("{count} times, then {error}"));
+        if let Ok(mut connection) = TcpStream::connect_timeout(&to, CONNECT) {
+            connection.set_nodelay(true)?;
+            while Instant::now() < end && connection.write_all(send).is_ok() {
+                sent += 1;
+                thread::sleep(PACE);
+            }
+            ended += 1;
         }
-        count += 1;
         thread::sleep(PACE);
     }
-    Ok(format!("{count} times"))
+    Ok(format!("{sent} times, over {ended} connections"))
 }
 
 fn flood(to: SocketAddr, send: &[u8], count: u32) -> io::Result<String> {
@@ -231,11 +233,13 @@ mod tests {
             Leak::Tcp { to: to.to_string(), send: b"one".to_vec(), one_by_one: true },
             Leak::Udp { to: "no address".to_owned(), send: Vec::new() },
             Leak::Flood { to, send: b"two".to_vec(), count: 3 },
+            Leak::Stream { to, send: Vec::new(), millis: 1 },
         ];
         let said = all(&leaks);
         assert_eq!(said.len(), leaks.len());
-        assert_eq!(said[1..], ["\"no address\" is no address", "3 of 3 were made"]);
-        let mut all: Vec<String> = (0..4)
+        assert_eq!(said[1..3], ["\"no address\" is no address", "3 of 3 were made"]);
+        assert!(said[3].ends_with("over 1 connections"), "{said:?}");
+        let mut all: Vec<String> = (0..5)
             .map(|_| {
                 let mut text = String::new();
                 listener.accept().unwrap().0.read_to_string(&mut text).unwrap();
@@ -243,7 +247,7 @@ mod tests {
             })
             .collect();
         all.sort();
-        assert_eq!(all, ["one", "two", "two", "two"]);
+        assert_eq!(all, ["", "one", "two", "two", "two"]);
         assert!(egress(&["nonsense".to_owned()]).is_err());
     }
 }

@@ -84,6 +84,8 @@ enum How {
     Flood,
     /// A policy that tightens cuts connections.
     Tighten,
+    /// Nothing passes a server that died. Both sides have the same one.
+    Death,
 }
 
 const fn wide(
@@ -161,7 +163,7 @@ const ATTACKS: &[Attack] = &[
     wide("egress.spoofed-source", "send packets in the name of others", PEERS, addresses::spoofed_source),
     wide(
         "egress.odd-frames",
-        "send from another Ethernet address, with IP options, in fragments",
+        "send from another Ethernet address, with tags of VLANs and IP options, in fragments",
         EGRESS,
         addresses::odd_frames,
     ),
@@ -206,6 +208,7 @@ const ATTACKS: &[Attack] = &[
     special("egress.receipts", "do what is refused without a receipt of it", How::Receipts),
     special("egress.flood", "hold more connections than one sandbox may have", How::Flood),
     special("egress.tighten", "go on with a connection that is not allowed any more", How::Tighten),
+    special("egress.dead-server", "send while the server that decides is dead", How::Death),
 ];
 
 /// All probes of the group.
@@ -250,29 +253,36 @@ impl Fence {
 
     /// Builds the network, starts the server, and carries everything out.
     async fn carry_out(&self) -> anyhow::Result<Vec<Outcome>> {
-        let yard = Yard::build().context("no network could be built around the server")?;
+        let yard = Yard::build(&self.setup.folder).context("no network could be built around the server")?;
         let server = self.setup.start("127.0.0.1:0", None).await?;
         let scene = Arc::new(Scene::open(yard, &server.endpoint, &self.setup.data()).await?);
-        let outcomes = run(&scene).await;
+        let way = scene.is_open().await;
+        let (attacks, controls) = tokio::join!(on(&scene, false), on(&scene, true));
+        let dead = over_time::death(&scene, &server).await.map_err(|error| failed(&error));
+        let address = server.endpoint.url.trim_start_matches("http://");
+        let _again = self.setup.start(address, Some(&server.endpoint.key)).await?;
         scene.close().await?;
-        Ok(outcomes)
+        let outcomes = ATTACKS.iter().zip(attacks.into_iter().zip(controls)).map(|(attack, both)| {
+            let (attack, control) = match (attack.how, &dead) {
+                (How::Death, Ok((attack, control))) => (Ok(attack.clone()), Ok(control.clone())),
+                (How::Death, Err(failure)) => (Err(failure.clone()), Err(failure.clone())),
+                _ => both,
+            };
+            match &way {
+                // A break is one, all the same.
+                Err(error) if !matches!(attack, Ok(Sight::Reached(_))) => (Err(failed(error)), control),
+                _ => (attack, control),
+            }
+        });
+        Ok(outcomes.collect())
     }
 }
 
-/// Carries out all probes; the outcomes are in their order.
-async fn run(scene: &Arc<Scene>) -> Vec<Outcome> {
-    let way = scene.is_open().await;
-    let (attacks, controls) = tokio::join!(on(scene, false), on(scene, true));
-    let judged = attacks.into_iter().zip(controls).map(|(attack, control)| match &way {
-        Ok(()) => (attack, control),
-        // A break is one, all the same.
-        Err(_) if matches!(attack, Ok(Sight::Reached(_))) => (attack, control),
-        Err(why) => (Err(Failure::Other(format!("not even what is allowed gets out: {why:#}"))), control),
-    });
-    judged.collect()
+fn failed(error: &anyhow::Error) -> Failure {
+    Failure::Other(format!("{error:#}"))
 }
 
-/// Carries out all probes on one side.
+/// Carries out all probes on one side, in the order of the table, but those that need both sides.
 async fn on(scene: &Arc<Scene>, control: bool) -> Vec<Attempt> {
     let turns = Arc::new(Semaphore::new(WIDTH));
     let mut tasks = JoinSet::new();
@@ -280,7 +290,7 @@ async fn on(scene: &Arc<Scene>, control: bool) -> Vec<Attempt> {
         let (place, steps) = match probe.how {
             How::Wide(steps) => (Place::Wide, steps),
             How::Narrow(steps) => (Place::Narrow, steps),
-            How::Receipts | How::Flood | How::Tighten => continue,
+            How::Receipts | How::Flood | How::Tighten | How::Death => continue,
         };
         let place = if control { Place::Weak } else { place };
         let (scene, turns) = (Arc::clone(scene), Arc::clone(&turns));
@@ -306,13 +316,14 @@ async fn on(scene: &Arc<Scene>, control: bool) -> Vec<Attempt> {
             How::Receipts => over_time::receipts(scene, place).await,
             How::Flood => over_time::flood(scene, place).await,
             How::Tighten => over_time::tighten(scene, place).await,
+            How::Death => Err(anyhow!("the server did not die")),
             How::Wide(_) | How::Narrow(_) => match words {
                 Err(why) => Err(anyhow::anyhow!(why)),
                 Ok(words) if control => Ok(all_arrived(scene, &words).await),
                 Ok(words) => Ok(none_arrived(scene, &words)),
             },
         };
-        attempts.push(attempt.map_err(|error| Failure::Other(format!("{error:#}"))));
+        attempts.push(attempt.map_err(|error| failed(&error)));
     }
     attempts
 }

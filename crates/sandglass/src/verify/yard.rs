@@ -14,9 +14,11 @@ mod witness;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd as _;
+use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use fs_err as fs;
+use rustix::mount::mount_bind;
 use sandglass_linux::namespace::Netns;
 use sandglass_linux::netlink::{Mac, Rtnetlink, VethPeer};
 
@@ -46,7 +48,7 @@ const MORE: [Ipv4Addr; 5] = [
 /// Ports on which the server's machine has services, as machines have them.
 pub(super) const SERVICES: [u16; 4] = [22, 80, 443, 2375];
 
-/// Which name servers the host asks (`resolv.conf(5)`).
+/// What says which name servers are asked.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// What the server is configured with: it may allow everything that can be allowed, so that what holds is not the
@@ -70,7 +72,12 @@ pub(super) struct Yard {
 
 impl Yard {
     /// Makes it around the calling process, whose namespace must hold nothing yet, with everything in it listening.
-    pub(super) fn build() -> anyhow::Result<Self> {
+    /// The name service of the calling process is the witness from now on, by a file in `folder` that is mounted over
+    /// `resolv.conf(5)`.
+    pub(super) fn build(folder: &Path) -> anyhow::Result<Self> {
+        let resolv_conf = folder.join("resolv.conf");
+        fs::write(&resolv_conf, format!("nameserver {WORLD}\n"))?;
+        mount_bind(&resolv_conf, RESOLV_CONF).context("the name service could not be replaced")?;
         let (home, world) = (Netns::current()?, Netns::create()?);
         let link = |netns: &Netns, name: &str, address: Ipv4Addr| {
             netns.run(|| {
@@ -94,10 +101,7 @@ impl Yard {
             MORE.iter().try_for_each(|address| netlink.add_address(index, *address, 32))
         })??;
         let witness = Witness::default();
-        let posts = vec![
-            witness.take_all(&world, "yard1")?,
-            witness.serve(&home, &SERVICES, &local_name_servers()?)?,
-        ];
+        let posts = vec![witness.take_all(&world, "yard1")?, witness.serve(&home, &SERVICES)?];
         Ok(Self { witness, _posts: posts })
     }
 
@@ -114,22 +118,4 @@ impl Yard {
         }
         Ok(addresses)
     }
-}
-
-/// The addresses on which a name service of this machine itself is expected by its resolver. All others are in the world.
-fn local_name_servers() -> anyhow::Result<Vec<Ipv4Addr>> {
-    let text = fs::read_to_string(RESOLV_CONF).context("the name servers of this machine are not known")?;
-    let servers: Vec<IpAddr> = text
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("nameserver"))
-        .filter_map(|rest| rest.trim().parse().ok())
-        .collect();
-    let v4 = |server: &IpAddr| match server {
-        IpAddr::V4(server) => Some(*server),
-        IpAddr::V6(_) => None,
-    };
-    if !servers.iter().any(|server| v4(server).is_some()) {
-        bail!("{RESOLV_CONF} names no name server of IPv4");
-    }
-    Ok(servers.iter().filter_map(v4).filter(Ipv4Addr::is_loopback).collect())
 }

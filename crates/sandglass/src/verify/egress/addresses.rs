@@ -159,10 +159,13 @@ pub(super) fn odd_frames(aim: &mut Aim<'_>) -> Vec<Step> {
     let stranger = Ethernet { from: Mac([2, 0, 0, 0, 0, 9]), ..Ethernet::default() };
     let word = aim.word("UDP from another Ethernet address");
     let foreign = V4 { ethernet: stranger, ..usual.clone() }.datagram(9, word.as_bytes());
-    // No operation, four times; and a record of the route with room for nothing more.
+    let word = aim.word("UDP with a tag of VLANs");
+    let tag = Ethernet { tagged: true, ..Ethernet::default() };
+    let tagged = V4 { ethernet: tag, ..usual.clone() }.datagram(9, word.as_bytes());
+    // No operation, four times.
     let word = aim.word("UDP with IP options");
     let options = V4 { options: &[1, 1, 1, 1], ..usual.clone() }.datagram(9, word.as_bytes());
     let word = aim.word("UDP in fragments that cut the word");
     let pieces = usual.fragments(&usual.udp(9, word.as_bytes()), 16);
-    vec![Step::OnLink([vec![foreign, options], pieces.to_vec()].concat())]
+    vec![Step::OnLink([vec![foreign, tagged, options], pieces.to_vec()].concat())]
 }

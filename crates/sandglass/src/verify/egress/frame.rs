@@ -9,30 +9,38 @@ pub(super) const UDP: u8 = 17;
 pub(super) const ICMP: u8 = 1;
 pub(super) const SCTP: u8 = 132;
 pub(super) const UDP_LITE: u8 = 136;
-pub(super) const ICMP_V6: u8 = 58;
+const ICMP_V6: u8 = 58;
 
 const ETHERTYPE_V4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_V6: [u8; 2] = [0x86, 0xdd];
 
+/// An address of its own that a guest could take.
+const GUEST_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0x0a, 0x0a, 2);
+
 /// Any port from which nobody expects anything.
 const SOURCE_PORT: u16 = 40_000;
+
+/// The tag of a frame with a priority and no VLAN (IEEE 802.1Q), which receivers take as if it had none.
+const PRIORITY_TAG: [u8; 4] = [0x81, 0x00, 0xe0, 0x00];
 
 /// Who a frame is from and for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ethernet {
     pub(super) from: Mac,
     pub(super) to: Mac,
+    pub(super) tagged: bool,
 }
 
 impl Default for Ethernet {
     fn default() -> Self {
-        Self { from: GUEST_MAC, to: AIRLOCK_MAC }
+        Self { from: GUEST_MAC, to: AIRLOCK_MAC, tagged: false }
     }
 }
 
 impl Ethernet {
     fn frame(self, kind: [u8; 2], packet: &[u8]) -> Vec<u8> {
-        [&self.to.0, &self.from.0, &kind[..], packet].concat()
+        let tag: &[u8] = if self.tagged { &PRIORITY_TAG } else { &[] };
+        [&self.to.0, &self.from.0, tag, &kind, packet].concat()
     }
 }
 
@@ -97,21 +105,30 @@ impl V4<'_> {
     }
 }
 
-/// A datagram of UDP, or another packet, over IPv6.
-pub(super) fn v6(to: Ipv6Addr, next: u8, port: u16, payload: &[u8]) -> Vec<u8> {
-    let from = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0x0a, 0x0a, 2);
+/// A datagram of UDP over IPv6.
+pub(super) fn datagram_v6(to: Ipv6Addr, port: u16, payload: &[u8]) -> Vec<u8> {
     let len = half(8 + payload.len()).to_be_bytes();
-    let pseudo = [&from.octets()[..], &to.octets(), &[0, 0], &len, &[0, 0, 0, next]].concat();
-    let body = if next == ICMP_V6 {
-        // An echo request.
-        let mut body = [&[128, 0, 0, 0, 0, 0, 0, 1][..], payload].concat();
-        let sum = checksum(&[&pseudo, &body]);
-        body[2..4].copy_from_slice(&sum);
-        body
-    } else {
-        with_checksum(&pseudo, port, len, payload)
-    };
-    let packet = [&[0x60, 0, 0, 0][..], &len, &[next, 64], &from.octets(), &to.octets(), &body].concat();
+    packet_v6(to, UDP, &with_checksum(&pseudo_v6(to, UDP, 8 + payload.len()), port, len, payload))
+}
+
+/// A message of ICMPv6: its type and what follows the checksum.
+pub(super) fn icmp_v6(to: Ipv6Addr, kind: u8, body: &[u8]) -> Vec<u8> {
+    let mut message = [&[kind, 0, 0, 0][..], body].concat();
+    let sum = checksum(&[&pseudo_v6(to, ICMP_V6, message.len()), &message]);
+    message[2..4].copy_from_slice(&sum);
+    packet_v6(to, ICMP_V6, &message)
+}
+
+fn pseudo_v6(to: Ipv6Addr, next: u8, len: usize) -> Vec<u8> {
+    [&GUEST_V6.octets()[..], &to.octets(), &[0, 0], &half(len).to_be_bytes(), &[0, 0, 0, next]].concat()
+}
+
+fn packet_v6(to: Ipv6Addr, next: u8, payload: &[u8]) -> Vec<u8> {
+    let len = half(payload.len()).to_be_bytes();
+    // Neighbours speak to each other with this many hops left, and with no fewer.
+    let hops = 255;
+    let packet =
+        [&[0x60, 0, 0, 0][..], &len, &[next, hops], &GUEST_V6.octets(), &to.octets(), payload].concat();
     Ethernet::default().frame(ETHERTYPE_V6, &packet)
 }
 
@@ -177,8 +194,11 @@ mod tests {
         let pseudo = [&frame[26..34], &[0, 17, 0, 11]].concat();
         assert_eq!(checksum(&[&pseudo, &frame[34..]]), [0, 0]);
         assert_eq!(checksum(&[&echo(b"even")]), [0, 0]);
-        let frame = v6(Ipv6Addr::LOCALHOST, UDP, 9, b"even");
+        let frame = datagram_v6(Ipv6Addr::LOCALHOST, 9, b"even");
         let pseudo = [&frame[22..54], &[0, 0, 0, 12, 0, 0, 0, 17]].concat();
+        assert_eq!(checksum(&[&pseudo, &frame[54..]]), [0, 0]);
+        let frame = icmp_v6(Ipv6Addr::LOCALHOST, 128, b"even");
+        let pseudo = [&frame[22..54], &[0, 0, 0, 8, 0, 0, 0, 58]].concat();
         assert_eq!(checksum(&[&pseudo, &frame[54..]]), [0, 0]);
     }
 

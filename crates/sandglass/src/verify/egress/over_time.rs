@@ -8,8 +8,9 @@ use sandglass_proto::leak::Leak;
 use serde_json::{Value, json};
 
 use super::super::judge::Sight;
-use super::super::yard::{ALLOWED, STRANGER, UPSTREAM};
-use super::aim::{dns, resolve, tcp};
+use super::super::server::Server;
+use super::super::yard::{ALLOWED, Nonce, STRANGER, UPSTREAM};
+use super::aim::{Aim, dns, resolve, tcp};
 use super::scene::{Place, Scene};
 use super::wire::{A, get, hello, query_name};
 
@@ -84,9 +85,8 @@ pub(super) async fn flood(scene: &Scene, place: Place) -> anyhow::Result<Sight> 
     let send = hello(ALLOWED, &aim.word("the flood"));
     scene.take(place, resolve(&[ALLOWED])).await?;
     let said = scene.inside(place, &[Leak::Flood { to: (UPSTREAM, 443).into(), send, count: FLOOD }]).await?;
-    let words = aim.into_words();
-    let (_, nonce) = words.first().context("no word was given out")?;
-    let seen = scene.witness().saw(nonce).with_context(|| format!("no connection arrived: {said}"))?;
+    let nonce = only(aim)?;
+    let seen = scene.witness().saw(&nonce).with_context(|| format!("no connection arrived: {said}"))?;
     let open = seen.most;
     Ok(if open > most {
         Sight::Reached(format!("{open} connections at a time, although {most} are the most"))
@@ -95,39 +95,77 @@ pub(super) async fn flood(scene: &Scene, place: Place) -> anyhow::Result<Sight> 
     })
 }
 
-/// A connection that was allowed when it was made goes on while its policy is tightened.
+/// A connection that was allowed when it was made, and others like it, go on while the policy is tightened.
 pub(super) async fn tighten(scene: &Scene, place: Place) -> anyhow::Result<Sight> {
     let mut aim = scene.aim();
     let send = hello(ALLOWED, &aim.word("the stream"));
-    let words = aim.into_words();
-    let (_, nonce) = words.first().context("no word was given out")?;
+    let nonce = only(aim)?;
     scene.take(place, resolve(&[ALLOWED])).await?;
-    let attacks = [Leak::Stream { to: (UPSTREAM, 443).into(), send, millis: STREAM_MILLIS }];
-    let attack = scene.inside(place, &attacks);
+    let leaks = [Leak::Stream { to: (UPSTREAM, 443).into(), send, millis: STREAM_MILLIS }];
     let look = async {
-        scene.arrival(nonce, BEGIN).await.context("the connection was not made")?;
-        let open = || scene.witness().saw(nonce).is_some_and(|seen| seen.open > 0);
-        if !open() {
-            bail!("the connection ended by itself");
-        }
+        flows(scene, &nonce).await?;
         let sandbox = scene.sandbox(place);
         let nothing = json!({"allowOut": [], "denyOut": ["0.0.0.0/0"]});
         sandbox.endpoint.api()?.set_network(sandbox.id(), &nothing).await?;
-        let end = Instant::now() + CUT;
-        tokio::time::sleep(CUT + AFTERWARDS).await;
-        let late = scene.witness().saw(nonce).is_some_and(|seen| seen.last > end);
-        Ok(if late || open() {
-            Sight::Reached(format!("it went on for more than {} ms", CUT.as_millis()))
-        } else {
-            Sight::Held(format!("it was cut within {} ms", CUT.as_millis()))
-        })
+        Ok(goes_on(scene, &nonce, Instant::now()).await)
     };
-    tokio::pin!(look);
     tokio::select! {
-        sight = &mut look => sight,
-        said = attack => {
-            said?;
-            look.await
-        }
+        sight = look => sight,
+        said = scene.inside(place, &leaks) => bail!("it ended too early: {}", said?),
+    }
+}
+
+/// Connections go on while the server is dead: where it decides, and where nothing does.
+pub(super) async fn death(scene: &Scene, server: &Server) -> anyhow::Result<(Sight, Sight)> {
+    let [attack, control] = [Place::Wide, Place::Weak].map(|place| {
+        let mut aim = scene.aim();
+        let send = aim.word("the stream").into_bytes();
+        (place, [Leak::Stream { to: (UPSTREAM, 8080).into(), send, millis: STREAM_MILLIS }], only(aim))
+    });
+    let (attacked, controlled) = (attack.2?, control.2?);
+    let look = async {
+        tokio::try_join!(flows(scene, &attacked), flows(scene, &controlled))?;
+        server.kill()?;
+        let end = Instant::now();
+        Ok(tokio::join!(goes_on(scene, &attacked, end), goes_on(scene, &controlled, end)))
+    };
+    // With the server ends what it knows of its commands, but not the commands.
+    let inside = async {
+        let _ends = tokio::join!(scene.inside(attack.0, &attack.1), scene.inside(control.0, &control.1));
+        std::future::pending().await
+    };
+    tokio::select! {
+        sights = look => sights,
+        never = inside => never,
+    }
+}
+
+/// The one word that was given out.
+fn only(aim: Aim<'_>) -> anyhow::Result<Nonce> {
+    aim.into_words().pop().map(|(_, nonce)| nonce).context("no word was given out")
+}
+
+/// Waits until a stream arrives.
+async fn flows(scene: &Scene, nonce: &Nonce) -> anyhow::Result<()> {
+    scene.arrival(nonce, BEGIN).await.context("the connection was not made")?;
+    if !is_open(scene, nonce) {
+        bail!("the connection ended by itself");
+    }
+    Ok(())
+}
+
+fn is_open(scene: &Scene, nonce: &Nonce) -> bool {
+    scene.witness().saw(nonce).is_some_and(|seen| seen.open > 0)
+}
+
+/// Whether a stream is there longer than it may be after this moment.
+async fn goes_on(scene: &Scene, nonce: &Nonce, after: Instant) -> Sight {
+    let end = after + CUT;
+    tokio::time::sleep_until((end + AFTERWARDS).into()).await;
+    let late = scene.witness().saw(nonce).is_some_and(|seen| seen.last > end);
+    if late || is_open(scene, nonce) {
+        Sight::Reached(format!("it went on for more than {} ms", CUT.as_millis()))
+    } else {
+        Sight::Held(format!("it ended within {} ms", CUT.as_millis()))
     }
 }

@@ -6,10 +6,15 @@ use sandglass_proto::leak::Leak;
 
 use super::super::yard::{STRANGER, UPSTREAM};
 use super::aim::{Aim, Step};
-use super::frame::{ICMP, ICMP_V6, SCTP, UDP, UDP_LITE, V4, echo, sctp, v6};
+use super::frame::{ICMP, SCTP, UDP, UDP_LITE, V4, datagram_v6, echo, icmp_v6, sctp};
 
 /// NTP, SNMP, IKE and its NAT traversal, OpenVPN, STUN, WireGuard, and a port without a name.
 const PORTS: [u16; 8] = [123, 161, 500, 4500, 1194, 3478, 51820, 9];
+
+/// Messages of ICMPv6 (RFC 4443, RFC 4861), and who hears the second.
+const ECHO: u8 = 128;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
 pub(super) fn quic(aim: &mut Aim<'_>) -> Vec<Step> {
     let mut attacks = Vec::new();
@@ -63,7 +68,7 @@ pub(super) fn protocols(aim: &mut Aim<'_>) -> Vec<Step> {
     vec![Step::Inside(inside), Step::OnLink(frames)]
 }
 
-/// Metadata services of AWS, of Google, and behind NAT64; a server; all nodes of the link. A guest has no address of
+/// Metadata services of AWS, of Google, and behind NAT64; a server; all nodes of the link, as their router. A guest has no address of
 /// IPv6, so only its kernel could try.
 pub(super) fn ipv6(aim: &mut Aim<'_>) -> Vec<Step> {
     let targets = [
@@ -76,11 +81,15 @@ pub(super) fn ipv6(aim: &mut Aim<'_>) -> Vec<Step> {
         .iter()
         .map(|to| {
             let word = aim.word(format!("UDP to {to}, on the link"));
-            v6(*to, UDP, 80, word.as_bytes())
+            datagram_v6(*to, 80, word.as_bytes())
         })
         .collect();
     let word = aim.word("a ping over IPv6, on the link");
-    frames.push(v6(targets[3], ICMP_V6, 0, word.as_bytes()));
+    frames.push(icmp_v6(targets[3], ECHO, &[&[0, 0, 0, 1], word.as_bytes()].concat()));
+    let word = aim.word("an advertisement as a router, on the link");
+    // For no time, with no prefix; what follows is no option.
+    let body = [&[64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], word.as_bytes()].concat();
+    frames.push(icmp_v6(ALL_NODES, ROUTER_ADVERTISEMENT, &body));
     let inside = targets.map(|to| Leak::Tcp {
         to: format!("[{to}]:80"),
         send: b"GET / HTTP/1.0\r\n\r\n".to_vec(),

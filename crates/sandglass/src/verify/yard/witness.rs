@@ -144,16 +144,13 @@ impl Witness {
         self.post(sockets)
     }
 
-    /// Listens on ports of all addresses of a namespace, and answers DNS on some.
-    pub(super) fn serve(&self, netns: &Netns, ports: &[u16], dns: &[Ipv4Addr]) -> anyhow::Result<Post> {
+    /// Listens on ports of all addresses of a namespace.
+    pub(super) fn serve(&self, netns: &Netns, ports: &[u16]) -> anyhow::Result<Post> {
         let sockets = netns.run(|| {
             let mut sockets = Sockets::default();
             for port in ports {
                 sockets.tcp.push(listener(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, *port).into())?);
                 sockets.tcp.push(listener(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, *port, 0, 0).into())?);
-            }
-            for address in dns {
-                sockets.add_dns(SocketAddrV4::new(*address, DOMAIN).into())?;
             }
             Ok::<_, io::Error>(sockets)
         })??;
