@@ -4,8 +4,10 @@ use axum::extract::FromRequestParts;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
+use sandglass_store::Identity;
 use sandglass_types::TeamId;
 
+use crate::audit::Who;
 use crate::error::ApiError;
 use crate::router::ApiState;
 
@@ -42,10 +44,35 @@ impl FromRequestParts<ApiState> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &ApiState) -> Result<Self, ApiError> {
-        let team = state.backend.authenticate(secret(&parts.headers)?).await?;
-        tracing::Span::current().record("team", tracing::field::display(team.id));
-        Ok(Self(team.id))
+        Ok(Self(identify(parts, state).await?.team))
     }
+}
+
+/// The key of an operator came with the request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Operator;
+
+impl FromRequestParts<ApiState> for Operator {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &ApiState) -> Result<Self, ApiError> {
+        if identify(parts, state).await?.operator {
+            return Ok(Self);
+        }
+        Err(ApiError::forbidden(
+            "this is for operators: make a key for one with `sandglass key create --operator`",
+        ))
+    }
+}
+
+async fn identify(parts: &Parts, state: &ApiState) -> Result<Identity, ApiError> {
+    let identity = state.backend.authenticate(secret(&parts.headers)?).await?;
+    tracing::Span::current().record("team", tracing::field::display(identity.team));
+    if let Some(Who(who)) = parts.extensions.get() {
+        // A request that is asked twice who it is from says the same.
+        let _known = who.set(identity);
+    }
+    Ok(identity)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use sandglass_control::{Control, CreateSandbox, DialError, Live, TrafficToken};
 use sandglass_egress::policy::{Effective, Policy, RequestHost, Warning};
 use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::Stats;
-use sandglass_store::{Event, ListFilter, ListPage, SandboxRow, Team};
+use sandglass_store::{AuditEntry, Event, Identity, ListFilter, ListPage, SandboxRow};
 use sandglass_types::{Error, SandboxId, TeamId, Timestamp};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
@@ -19,7 +19,9 @@ use tokio_util::sync::CancellationToken;
 pub(crate) trait Backend: Send + Sync + 'static {
     fn engine(&self) -> &EngineInfo;
     fn domain(&self) -> Option<&str>;
-    async fn authenticate(&self, secret: &str) -> Result<Team, Error>;
+    async fn authenticate(&self, secret: &str) -> Result<Identity, Error>;
+    async fn audit(&self, entry: AuditEntry);
+    async fn metrics(&self, text: &mut String) -> Result<(), Error>;
     async fn create(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error>;
     async fn sandbox(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error>;
     async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error>;
@@ -52,6 +54,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 pub(crate) trait Upstream: Send + Sync {
     /// Fires when the sandbox stops being reachable.
     fn gone(&self) -> &CancellationToken;
+    /// Whose it is.
+    fn team(&self) -> TeamId;
     /// What opens its ports, the guest API's aside; `None` if they are open to everybody.
     fn traffic_token(&self) -> Option<&TrafficToken>;
     /// The Host header that programs inside see, if it is not to be the client's.
@@ -72,8 +76,16 @@ impl Backend for Control {
         Self::domain(self)
     }
 
-    async fn authenticate(&self, secret: &str) -> Result<Team, Error> {
+    async fn authenticate(&self, secret: &str) -> Result<Identity, Error> {
         Self::authenticate(self, secret).await
+    }
+
+    async fn audit(&self, entry: AuditEntry) {
+        Self::audit(self, entry).await;
+    }
+
+    async fn metrics(&self, text: &mut String) -> Result<(), Error> {
+        Self::metrics(self, text).await
     }
 
     async fn create(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error> {
@@ -144,6 +156,10 @@ impl Backend for Control {
 impl Upstream for Live {
     fn gone(&self) -> &CancellationToken {
         Self::gone(self)
+    }
+
+    fn team(&self) -> TeamId {
+        Self::team(self)
     }
 
     fn traffic_token(&self) -> Option<&TrafficToken> {

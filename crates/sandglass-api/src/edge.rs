@@ -26,8 +26,12 @@ use sandglass_control::{DialError, TrafficToken};
 use sandglass_types::SandboxId;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use tracing::Instrument as _;
+use tracing::field::Empty;
 
+use crate::audit::request_id;
 use crate::backend::{Backend, Stream, Upstream};
+use crate::metrics::Metrics;
 use crate::server::Lingering;
 use answer::{Failure, failed};
 use carry::{Pulse, Watched, tunnel};
@@ -63,11 +67,17 @@ pub(crate) struct Edge {
     idle: Duration,
     /// Upgraded connections end when it fires.
     force: CancellationToken,
+    metrics: Arc<Metrics>,
 }
 
 impl Edge {
-    pub(crate) fn new(backend: Arc<dyn Backend>, tasks: TaskTracker, force: CancellationToken) -> Self {
-        Self { backend, tasks, load: Load::default(), idle: IDLE_TIMEOUT, force }
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        tasks: TaskTracker,
+        force: CancellationToken,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { backend, tasks, load: Load::default(), idle: IDLE_TIMEOUT, force, metrics }
     }
 
     /// Carries one request to `port` of sandbox `id` and its answer back.
@@ -79,13 +89,16 @@ impl Edge {
         origin: Origin,
     ) -> Response<Body> {
         let navigation = answer::is_navigation(request.headers());
-        match self.forward(id, port, request, origin).await {
-            Ok(response) => response,
-            Err(failure) => {
-                tracing::debug!(%id, %port, ?failure, "not forwarded");
-                failed(failure, id.as_str(), navigation)
-            }
-        }
+        // The id is for the log alone: in the answer, the header is the sandbox's own.
+        let request_id = request_id(request.headers());
+        let span = tracing::info_span!("edge", request = request_id, sandbox = %id, %port, team = Empty);
+        let forwarded = self.forward(id, port, request, origin).instrument(span.clone()).await;
+        let answer = forwarded.unwrap_or_else(|failure| {
+            span.in_scope(|| tracing::debug!(?failure, "not forwarded"));
+            failed(failure, id.as_str(), navigation)
+        });
+        self.metrics.forwarded(answer.status());
+        answer
     }
 
     async fn forward(
@@ -96,6 +109,7 @@ impl Edge {
         origin: Origin,
     ) -> Result<Response<Body>, Failure> {
         let live = self.backend.live(id).ok_or(Failure::NotFound)?;
+        tracing::Span::current().record("team", tracing::field::display(live.team()));
         if live.gone().is_cancelled() {
             return Err(Failure::NotFound);
         }

@@ -38,6 +38,10 @@ enum Retry {
     Soon,
 }
 
+/// Goes with the answer as far as the audit: why it is no success.
+#[derive(Debug, Clone)]
+pub(crate) struct Refusal(pub(crate) String);
+
 /// A failed request.
 #[derive(Debug)]
 pub(crate) struct ApiError {
@@ -55,6 +59,11 @@ impl ApiError {
     /// 400: the request can't be right.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// 403: the key does not allow it.
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, message)
     }
 
     /// 401, also for a key that is no longer valid.
@@ -95,7 +104,9 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let Self { status, message, error_code, retry } = self;
         let body = ErrorBody { code: status.as_u16(), message, error_code };
+        let refusal = Refusal(body.message.clone());
         let mut response = (status, axum::Json(body)).into_response();
+        response.extensions_mut().insert(refusal);
         let headers = response.headers_mut();
         match retry {
             Retry::Unsaid => {}

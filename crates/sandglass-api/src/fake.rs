@@ -11,15 +11,15 @@ use sandglass_control::{CreateSandbox, DialError, TrafficToken};
 use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroundings, Warning};
 use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_engine::{EngineInfo, Stats};
-use sandglass_store::{Event, ListFilter, ListPage, Order, PageCursor, SandboxRow, Team};
-use sandglass_types::{Error, ErrorKind, SandboxId, SandboxState, TeamId, Timestamp};
+use sandglass_store::{AuditEntry, Event, Identity, ListFilter, ListPage, Order, PageCursor, SandboxRow};
+use sandglass_types::{Error, ErrorKind, KeyId, SandboxId, SandboxState, TeamId, Timestamp};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{Backend, Stream, Upstream};
 use crate::e2b::wire::tests::row;
 
-/// The keys of two teams.
+/// The keys of two teams. The first one is an operator's.
 pub(crate) const KEY: &str = "e2b_0123456789012345678901234567890123456789";
 pub(crate) const OTHER_KEY: &str = "e2b_9999999999999999999999999999999999999999";
 
@@ -28,7 +28,8 @@ pub(crate) const PANIC: &str = "panic";
 
 pub(crate) struct Fake {
     engine: EngineInfo,
-    teams: [Team; 2],
+    identities: [Identity; 2],
+    pub(crate) audit: Mutex<Vec<AuditEntry>>,
     domain: Option<String>,
     rows: Mutex<Vec<SandboxRow>>,
     idempotent: Mutex<HashMap<String, (sandglass_types::Digest, SandboxId)>>,
@@ -39,6 +40,7 @@ pub(crate) struct Fake {
 pub(crate) struct FakeLive {
     pub(crate) gone: CancellationToken,
     ports: Mutex<HashMap<u16, SocketAddr>>,
+    team: TeamId,
     traffic_token: Option<TrafficToken>,
     request_host: Option<RequestHost>,
 }
@@ -49,12 +51,7 @@ fn not_found() -> Error {
 
 impl Fake {
     pub(crate) fn new() -> Arc<Self> {
-        let team = |name: &str| Team {
-            id: TeamId::random(),
-            name: name.into(),
-            created_at: Timestamp::from_millis(0),
-            revoked_at: None,
-        };
+        let identity = |operator| Identity { team: TeamId::random(), key: KeyId::random(), operator };
         Arc::new(Self {
             engine: EngineInfo {
                 name: "fake".into(),
@@ -62,12 +59,18 @@ impl Fake {
                 isolation: Isolation::None,
                 refuses: BTreeSet::from([Feature::Checkpoint]),
             },
-            teams: [team("one"), team("two")],
+            identities: [identity(true), identity(false)],
+            audit: Mutex::default(),
             domain: Some("sbx.test".into()),
             rows: Mutex::default(),
             idempotent: Mutex::default(),
             live: Mutex::default(),
         })
+    }
+
+    /// Whom [`KEY`] and [`OTHER_KEY`] act for.
+    pub(crate) fn identities(&self) -> [Identity; 2] {
+        self.identities
     }
 
     /// Adds a running sandbox that nobody owns, with these ports.
@@ -86,6 +89,7 @@ impl Fake {
         let live = Arc::new(FakeLive {
             gone: CancellationToken::new(),
             ports: Mutex::new(ports.iter().copied().collect()),
+            team: TeamId::random(),
             traffic_token,
             request_host,
         });
@@ -128,12 +132,21 @@ impl Backend for Fake {
         self.domain.as_deref()
     }
 
-    async fn authenticate(&self, secret: &str) -> Result<Team, Error> {
+    async fn authenticate(&self, secret: &str) -> Result<Identity, Error> {
         match secret {
-            KEY => Ok(self.teams[0].clone()),
-            OTHER_KEY => Ok(self.teams[1].clone()),
+            KEY => Ok(self.identities[0]),
+            OTHER_KEY => Ok(self.identities[1]),
             _ => Err(Error::new(ErrorKind::Unauthenticated, "invalid API key")),
         }
+    }
+
+    async fn audit(&self, entry: AuditEntry) {
+        self.audit.lock().unwrap().push(entry);
+    }
+
+    async fn metrics(&self, text: &mut String) -> Result<(), Error> {
+        text.push_str("the_product_s_own 1\n");
+        Ok(())
     }
 
     async fn create(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error> {
@@ -286,6 +299,10 @@ impl Backend for Fake {
 impl Upstream for FakeLive {
     fn gone(&self) -> &CancellationToken {
         &self.gone
+    }
+
+    fn team(&self) -> TeamId {
+        self.team
     }
 
     fn traffic_token(&self) -> Option<&TrafficToken> {

@@ -4,6 +4,7 @@
 //! E2B's own paths, and the native ones under `/v1`.
 #![forbid(unsafe_code)]
 
+mod audit;
 mod auth;
 mod backend;
 mod body;
@@ -12,6 +13,7 @@ mod edge;
 mod error;
 #[cfg(test)]
 mod fake;
+mod metrics;
 mod native;
 mod openapi;
 mod page;

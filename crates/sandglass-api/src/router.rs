@@ -4,25 +4,22 @@ use std::any::Any;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{MatchedPath, Request};
-use axum::middleware::{self, Next};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderName, HeaderValue, StatusCode, Uri};
+use http::{HeaderName, StatusCode, Uri};
 use tokio_util::task::TaskTracker;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{Any as AnyOrigin, CorsLayer};
-use tracing::Instrument as _;
 use utoipa_axum::router::OpenApiRouter;
-use uuid::Uuid;
 
+use crate::audit::{Anonymous, REQUEST_ID, traced};
 use crate::backend::Backend;
 use crate::e2b::routes::WARNING;
 use crate::e2b::unbuilt;
 use crate::error::ApiError;
+use crate::metrics::Metrics;
 use crate::page::NEXT_TOKEN;
-use crate::{e2b, native};
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+use crate::{e2b, metrics, native};
 
 /// What isolates the sandboxes of the server that answers.
 pub(crate) const ISOLATION: HeaderName = HeaderName::from_static("sandglass-isolation");
@@ -33,11 +30,14 @@ pub(crate) struct ApiState {
     pub(crate) backend: Arc<dyn Backend>,
     /// Owns work that outlives the request that started it.
     pub(crate) tasks: TaskTracker,
+    /// How many rows of the audit calls without a valid key had.
+    pub(crate) anonymous: Arc<Anonymous>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 /// The documented routes of both faces.
 pub(crate) fn documented() -> OpenApiRouter<ApiState> {
-    e2b::routes::router().merge(native::router())
+    e2b::routes::router().merge(native::router()).merge(metrics::router())
 }
 
 /// The service of the REST faces.
@@ -48,7 +48,7 @@ pub(crate) fn router(state: ApiState) -> Router {
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(middleware::from_fn(traced))
+        .layer(middleware::from_fn_with_state(state.clone(), traced))
         .layer(
             CorsLayer::new()
                 .allow_origin(AnyOrigin)
@@ -82,27 +82,6 @@ fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
     tracing::error!(panic = text, "a handler panicked");
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error").into_response()
-}
-
-/// Gives every request an id and a span. Neither query nor headers are logged: they carry secrets.
-async fn traced(request: Request, next: Next) -> Response {
-    let id = Uuid::now_v7();
-    let route = request.extensions().get::<MatchedPath>().map_or("-", MatchedPath::as_str);
-    let span = tracing::info_span!(
-        "request",
-        %id,
-        method = %request.method(),
-        route,
-        team = tracing::field::Empty
-    );
-    let started = std::time::Instant::now();
-    let mut response = next.run(request).instrument(span.clone()).await;
-    let micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-    span.in_scope(|| tracing::info!(status = response.status().as_u16(), micros, "answered"));
-    if let Ok(id) = HeaderValue::try_from(id.to_string()) {
-        response.headers_mut().insert(REQUEST_ID, id);
-    }
-    response
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ use crate::backend::Backend;
 use crate::edge::answer::{Failure, failed, is_navigation, unroutable};
 use crate::edge::target::{Target, host, route};
 use crate::edge::{Edge, Origin};
+use crate::metrics::Metrics;
 use crate::router::{ApiState, ISOLATION, router};
 pub(crate) use linger::Lingering;
 
@@ -95,9 +96,15 @@ pub(crate) async fn run(
     let force = CancellationToken::new();
     let slots = Arc::new(Semaphore::new(settings.max_connections));
     let drain = settings.drain;
+    let metrics = Arc::new(Metrics::new());
     let shared = Arc::new(Shared {
-        router: router(ApiState { backend: backend.clone(), tasks: tasks.clone() }),
-        edge: Edge::new(backend.clone(), tasks.clone(), force.clone()),
+        router: router(ApiState {
+            backend: backend.clone(),
+            tasks: tasks.clone(),
+            anonymous: Arc::default(),
+            metrics: metrics.clone(),
+        }),
+        edge: Edge::new(backend.clone(), tasks.clone(), force.clone(), metrics),
         backend,
         settings,
         tasks: tasks.clone(),

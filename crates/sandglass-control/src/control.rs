@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rand::RngExt as _;
@@ -10,7 +11,8 @@ use sandglass_engine::engine::Lack;
 use sandglass_engine::host::Host;
 use sandglass_engine::{EngineInfo, Stats};
 use sandglass_store::{
-    ApiKey, Created, Event, ListFilter, ListPage, NewSandbox, SandboxRow, Store, StoreError, Team,
+    ApiKey, AuditEntry, Created, Event, Identity, ListFilter, ListPage, NewSandbox, SandboxRow, Store,
+    StoreError,
 };
 use sandglass_types::error::Chain;
 use sandglass_types::{Clock, Error, ErrorKind, SandboxId, SandboxState, TeamId, Timestamp};
@@ -20,6 +22,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use crate::admission::{self, Budgets};
 use crate::egress::Egress;
 use crate::live::Live;
+use crate::metrics::{Now, Probes, STORE_FAILURES};
 use crate::owner::{Begin, Handle};
 use crate::reconcile::{self, Repair};
 use crate::request::{CreateSandbox, check_timeout};
@@ -59,6 +62,10 @@ pub struct Config {
     pub egress: Egress,
     /// What they may use together.
     pub budgets: Budgets,
+    /// How long rows of the audit are kept.
+    pub keep_audit: Duration,
+    /// Where the memory of the machine and of this server is read, for who watches it.
+    pub probes: Option<Arc<Probes>>,
 }
 
 /// How long the owner of a sandbox waits. The defaults are for real machines; tests have less time.
@@ -88,6 +95,7 @@ pub(crate) fn not_found(id: &SandboxId) -> Error {
 }
 
 pub(crate) fn stored(error: StoreError) -> Error {
+    STORE_FAILURES.fetch_add(1, Ordering::Relaxed);
     if matches!(error, StoreError::Full) {
         let message = format!("this machine is out of {}: try again when there is room", Lack::Disk);
         return Error::new(ErrorKind::Capacity, message).because(error);
@@ -148,17 +156,39 @@ impl Control {
         self.0.config.domain.as_deref()
     }
 
-    /// The team that a secret belongs to.
+    /// Whom the key with this secret acts for.
     ///
     /// # Errors
     /// [`ErrorKind::Unauthenticated`].
-    pub async fn authenticate(&self, secret: &str) -> Result<Team, Error> {
+    pub async fn authenticate(&self, secret: &str) -> Result<Identity, Error> {
         let digest = ApiKey::digest_of(secret);
-        let team = self.0.store.authenticate(&digest, self.0.clock.now()).await.map_err(stored)?;
-        team.ok_or_else(|| {
+        let found = self.0.store.authenticate(&digest, self.0.clock.now()).await.map_err(stored)?;
+        found.ok_or_else(|| {
             let message = "invalid API key: make one with `sandglass key create` and send it as X-API-Key";
             Error::new(ErrorKind::Unauthenticated, message)
         })
+    }
+
+    /// Writes down a call. What can't be stored is in the log, so that a full disk keeps nobody from emptying it.
+    pub async fn audit(&self, entry: AuditEntry) {
+        if let Err(error) = self.0.store.audit(&entry).await.map_err(stored) {
+            tracing::error!(?entry, error = %Chain(&error), "a row of the audit could not be stored");
+        }
+    }
+
+    /// Appends what an operator watches, in the text of OpenMetrics, without its end.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn metrics(&self, text: &mut String) -> Result<(), Error> {
+        let sandboxes = self.0.store.count_on_node(self.0.node).await.map_err(stored)?;
+        let config = &self.0.config;
+        let now =
+            Now { sandboxes: &sandboxes, egress: &config.egress.totals, probes: config.probes.as_deref() };
+        self.0
+            .metrics
+            .write(&now, text)
+            .map_err(|error| Error::internal("the metrics can't be written", error))
     }
 
     /// Makes a sandbox, and answers when commands can run in it.
@@ -167,14 +197,23 @@ impl Control {
     /// [`ErrorKind::Invalid`], [`ErrorKind::NotFound`] for the template, [`ErrorKind::IdempotencyMismatch`],
     /// [`ErrorKind::IdempotencyInProgress`], [`ErrorKind::Quota`], [`ErrorKind::Capacity`], or what went wrong.
     pub async fn create(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error> {
+        let started = Instant::now();
+        let outcome = self.make(team, request).await;
+        self.0.metrics.created(&outcome, started.elapsed());
+        outcome
+    }
+
+    async fn make(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error> {
         let shared = &self.0;
         request.check(shared.config.max_lifetime)?;
         let template = shared.template(&request.template)?;
         // Before anything is made, so that the client hears of it.
         shared.config.egress.effective(&request.policy)?;
         let now = shared.clock.now();
+        let id = SandboxId::random();
+        tracing::Span::current().record("sandbox", tracing::field::display(&id));
         let new = NewSandbox {
-            id: SandboxId::random(),
+            id,
             node: shared.node,
             team,
             template: template.name.clone(),
@@ -217,7 +256,7 @@ impl Control {
         let row = self.row(&new.id).await?;
         sandglass_failpoint::hit_async("control.create.own").await.map_err(injected)?;
         let (made, outcome) = oneshot::channel();
-        claim.own(row, Begin::Create(made));
+        claim.own(row, Begin::Create(tracing::Span::current(), made));
         let stopping = || Error::new(ErrorKind::Capacity, "the server is stopping; try again");
         outcome.await.map_err(|_| stopping())??;
         self.row(&new.id).await
@@ -392,6 +431,10 @@ impl Control {
             let before = self.0.clock.now().minus(IDEMPOTENCY_RETENTION);
             if let Err(error) = self.0.store.purge_idempotency(before).await {
                 tracing::error!(error = %Chain(&error), "old idempotency keys could not be forgotten");
+            }
+            let before = self.0.clock.now().minus(self.0.config.keep_audit);
+            if let Err(error) = self.0.store.purge_audit(before).await {
+                tracing::error!(error = %Chain(&error), "old rows of the audit could not be removed");
             }
             if swept.is_none_or(|at| at.elapsed() >= SWEEP_EVERY) {
                 self.0.config.egress.sweep(&self.0).await;

@@ -12,6 +12,7 @@ mod egress;
 mod governor;
 pub mod lifecycle;
 pub mod live;
+pub mod metrics;
 mod owner;
 pub mod reconcile;
 pub mod request;

@@ -15,7 +15,7 @@ use sandglass_engine::host::Host;
 use sandglass_engine::network::GUEST_ADDRESS;
 use sandglass_proto::session::{Closed, Flow, Loopback, OpenError, ResetCode, Session, Target};
 use sandglass_store::SandboxRow;
-use sandglass_types::SandboxId;
+use sandglass_types::{SandboxId, TeamId};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -71,6 +71,7 @@ pub struct Live {
     gone: CancellationToken,
     /// How many streams into it are open.
     streams: watch::Sender<usize>,
+    team: TeamId,
     traffic_token: Option<TrafficToken>,
     request_host: Option<RequestHost>,
     /// What is left of the streams into all sandboxes together.
@@ -88,7 +89,23 @@ impl Live {
         let traffic_token = row.traffic_token.clone().map(TrafficToken::new);
         let request_host = row.request_host.clone();
         let streams = watch::Sender::new(0);
-        Self { id: row.id.clone(), session, airlock, gone, streams, traffic_token, request_host, connections }
+        Self {
+            id: row.id.clone(),
+            session,
+            airlock,
+            gone,
+            streams,
+            team: row.team,
+            traffic_token,
+            request_host,
+            connections,
+        }
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub const fn team(&self) -> TeamId {
+        self.team
     }
 
     /// What clients must send to reach its ports, the guest API's aside; `None` leaves them open.

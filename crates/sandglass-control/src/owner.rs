@@ -17,6 +17,7 @@ use sandglass_types::{Error, ErrorKind, SandboxId, SandboxState, Timestamp};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span};
 
 use crate::agent;
 use crate::egress;
@@ -47,6 +48,9 @@ impl Pauses {
 /// How long the end of a sandbox's processes may be known after the end of its session.
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
 
+/// What others want of the sandbox, and the span of who asks: what is done for it is logged there.
+pub(crate) type Asked = (Span, Request);
+
 /// What others want of the sandbox.
 #[derive(Debug)]
 pub(crate) enum Request {
@@ -75,8 +79,8 @@ pub(crate) enum Request {
 /// Where the task begins.
 #[derive(Debug)]
 pub(crate) enum Begin {
-    /// Make it. The answer is sent when it runs, or can't.
-    Create(oneshot::Sender<Result<(), Error>>),
+    /// Make it, in the span of who asks. The answer is sent when it runs, or can't.
+    Create(Span, oneshot::Sender<Result<(), Error>>),
     /// It runs already: a server before this one made it. The answer is sent when it can be reached again, or can't.
     Adopt(oneshot::Sender<Result<(), Error>>),
     /// Its end is due.
@@ -86,7 +90,7 @@ pub(crate) enum Begin {
 pub(crate) struct Owner<'a> {
     shared: Arc<Shared>,
     row: SandboxRow,
-    requests: &'a mut mpsc::Receiver<Request>,
+    requests: &'a mut mpsc::Receiver<Asked>,
     /// Fires when its end begins, or when this server stops.
     gone: CancellationToken,
     /// When its time is up by a clock that nobody sets: a wall clock that is set back must not give it more.
@@ -96,11 +100,7 @@ pub(crate) struct Owner<'a> {
 }
 
 impl<'a> Owner<'a> {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        row: SandboxRow,
-        requests: &'a mut mpsc::Receiver<Request>,
-    ) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, row: SandboxRow, requests: &'a mut mpsc::Receiver<Asked>) -> Self {
         let gone = shared.stop.child_token();
         let ends = Instant::now() + budget(&row, shared.clock.now());
         Self { shared, row, requests, gone, ends, enforcer: None }
@@ -127,8 +127,8 @@ impl<'a> Owner<'a> {
 
     async fn live_and_end(&mut self, begin: Begin) {
         match begin {
-            Begin::Create(reply) => self.live(Origin::New, reply).await,
-            Begin::Adopt(reply) => self.live(Origin::Found, reply).await,
+            Begin::Create(span, reply) => self.live(Origin::New, span, reply).await,
+            Begin::Adopt(reply) => self.live(Origin::Found, Span::current(), reply).await,
             Begin::End => {}
         }
         // Also the way of a half-made one that a crashed server left behind.
@@ -145,8 +145,9 @@ impl<'a> Owner<'a> {
     }
 
     /// Brings it up, and keeps it until its end is stored.
-    async fn live(&mut self, origin: Origin, asker: oneshot::Sender<Result<(), Error>>) {
+    async fn live(&mut self, origin: Origin, span: Span, asker: oneshot::Sender<Result<(), Error>>) {
         let mut asker = Some(asker);
+        let mut killed_in = Span::current();
         if self.shared.airlocks().is_some() {
             let enforcer = egress::enforcer(&self.shared, &self.row).await;
             let folder = self.shared.config.egress.receipts.join(self.row.id.as_str());
@@ -155,7 +156,8 @@ impl<'a> Owner<'a> {
             self.enforcer = Some(enforcer);
         }
         let (shared, row) = (Arc::clone(&self.shared), self.row.clone());
-        let coming_up = bring_up(shared, row, self.enforcer.clone(), self.gone.clone(), origin);
+        let coming_up =
+            bring_up(shared, row, self.enforcer.clone(), self.gone.clone(), origin).instrument(span.clone());
         let mut coming_up = Some(Box::pin(coming_up));
         let (mut exited, mut cut_off, mut killer) = (None, None, None);
         let (event, why) = loop {
@@ -163,7 +165,7 @@ impl<'a> Owner<'a> {
             break tokio::select! {
                 outcome = output_of(&mut coming_up) => {
                     coming_up = None;
-                    let (outcome, why) = match self.arrived(outcome).await {
+                    let (outcome, why) = match self.arrived(outcome).instrument(span.clone()).await {
                         Ok(live) => {
                             let (host, id) = (self.shared.host.clone(), self.row.id.clone());
                             let patience = self.shared.config.patience;
@@ -199,15 +201,17 @@ impl<'a> Owner<'a> {
                     }
                 }
                 request = self.requests.recv() => match request {
-                    Some(Request::SetEnd { end_at, only_later, reply }) => {
-                        let _gone = reply.send(self.set_end(end_at, only_later).await);
+                    Some((span, Request::SetEnd { end_at, only_later, reply })) => {
+                        let _gone = reply.send(self.set_end(end_at, only_later).instrument(span).await);
                         continue;
                     }
-                    Some(Request::SetPolicy { policy, allow_internet_access, reply }) => {
-                        let _gone = reply.send(self.set_policy(policy, allow_internet_access).await);
+                    Some((span, Request::SetPolicy { policy, allow_internet_access, reply })) => {
+                        let set = self.set_policy(policy, allow_internet_access).instrument(span);
+                        let _gone = reply.send(set.await);
                         continue;
                     }
-                    Some(Request::Kill(reply)) => {
+                    Some((span, Request::Kill(reply))) => {
+                        killed_in = span;
                         killer = Some(reply);
                         (Event::Kill, "a client asked for it".into())
                     }
@@ -220,7 +224,7 @@ impl<'a> Owner<'a> {
                 }
             };
         };
-        let stored = self.settle(event, &why).await;
+        let stored = self.settle(event, &why).instrument(killed_in).await;
         self.make_unreachable();
         if let Some(killer) = killer.take_if(|_| stored) {
             let _gone = killer.send(Ok(()));
@@ -308,6 +312,9 @@ impl<'a> Owner<'a> {
                 tracing::info!(sandbox = %self.row.id, from = ?self.row.state, ?to, ?end_reason, why, "moved");
                 self.row.state = to;
                 self.row.end_reason = end_reason.or(self.row.end_reason);
+                if let Some(reason) = end_reason {
+                    self.shared.metrics.ended(reason);
+                }
                 true
             }
             Ok(false) => {
@@ -351,12 +358,13 @@ impl<'a> Owner<'a> {
     /// Removes all that it owns, however often that takes.
     async fn end(&mut self) {
         self.make_unreachable();
-        let mut pauses = Pauses::new();
+        let (started, mut pauses) = (Instant::now(), Pauses::new());
         loop {
             if self.remove().await {
                 self.settle(Event::Removed, "nothing of it is left").await;
             }
             if self.row.state == SandboxState::Ended {
+                self.shared.metrics.removed(started.elapsed());
                 return;
             }
             self.answer_for(pauses.next()).await;
@@ -402,7 +410,7 @@ impl Drop for Owner<'_> {
 }
 
 /// What is answered once the end has begun.
-fn answer_at_end(id: &SandboxId, request: Request) {
+fn answer_at_end(id: &SandboxId, (_, request): Asked) {
     match request {
         Request::Kill(reply) => drop(reply.send(Ok(()))),
         Request::SetEnd { reply, .. } => drop(reply.send(Err(crate::not_found(id)))),
@@ -504,11 +512,11 @@ async fn bring_up(
 
 /// The way to an owner task.
 #[derive(Debug, Clone)]
-pub(crate) struct Handle(mpsc::Sender<Request>);
+pub(crate) struct Handle(mpsc::Sender<Asked>);
 
 impl Handle {
     /// A handle, and the other end for the task. At most 16 requests wait; one more waits for a place.
-    pub(crate) fn new() -> (Self, mpsc::Receiver<Request>) {
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Asked>) {
         let (sender, receiver) = mpsc::channel(16);
         (Self(sender), receiver)
     }
@@ -519,7 +527,7 @@ impl Handle {
         request: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Request,
     ) -> Result<T, Error> {
         let (reply, answer) = oneshot::channel();
-        self.0.send(request(reply)).await.map_err(|_| crate::not_found(id))?;
+        self.0.send((Span::current(), request(reply))).await.map_err(|_| crate::not_found(id))?;
         answer.await.map_err(|_| crate::not_found(id))?
     }
 

@@ -11,10 +11,12 @@ use sandglass_types::{Clock, Error, ErrorKind, NodeId, SandboxId};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 use crate::Config;
 use crate::live::Live;
-use crate::owner::{Begin, Handle, Owner, Request};
+use crate::metrics::Metrics;
+use crate::owner::{Asked, Begin, Handle, Owner};
 use crate::template::{self, Template};
 
 /// The sandboxes that can be reached now.
@@ -43,6 +45,7 @@ pub(crate) struct Shared {
     pub(crate) engine: EngineInfo,
     pub(crate) node: NodeId,
     pub(crate) live: LiveMap,
+    pub(crate) metrics: Metrics,
     pub(crate) tasks: TaskTracker,
     /// What is left of the connections into sandboxes that there may be.
     pub(crate) connections: Arc<Semaphore>,
@@ -69,7 +72,8 @@ impl Shared {
         let (live, owners) = (LiveMap::default(), Mutex::default());
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let connections = Arc::new(Semaphore::new(config.budgets.connections));
-        Self { store, host, clock, config, engine, node, live, tasks, connections, stop, owners }
+        let metrics = Metrics::new();
+        Self { store, host, clock, config, engine, node, live, metrics, tasks, connections, stop, owners }
     }
 
     /// The host as the maker of sockets in airlocks; `None` if the engine says that it has no airlocks. Whatever else
@@ -116,16 +120,16 @@ impl Shared {
 pub(crate) struct Claim {
     shared: Arc<Shared>,
     id: SandboxId,
-    requests: mpsc::Receiver<Request>,
+    requests: mpsc::Receiver<Asked>,
 }
 
 impl Claim {
     /// Starts the task that owns the sandbox from now on.
     pub(crate) fn own(mut self, row: SandboxRow, begin: Begin) {
-        let shared = Arc::clone(&self.shared);
-        self.shared.clone().tasks.spawn(async move {
-            Owner::new(shared, row, &mut self.requests).run(begin).await;
-        });
+        let (shared, tasks) = (Arc::clone(&self.shared), self.shared.tasks.clone());
+        let span = tracing::info_span!(parent: None, "sandbox", sandbox = %row.id, team = %row.team);
+        let owning = async move { Owner::new(shared, row, &mut self.requests).run(begin).await };
+        tasks.spawn(owning.instrument(span));
     }
 }
 

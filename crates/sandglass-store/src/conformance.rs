@@ -4,6 +4,7 @@
 //! fresh, empty store.
 #![allow(clippy::unwrap_used, reason = "a case that fails panics")]
 
+pub mod audit;
 pub mod bounds;
 pub mod idempotency;
 pub mod listing;
@@ -29,6 +30,7 @@ macro_rules! store_conformance {
             sandboxes: a_row_comes_back_as_it_was_stored, a_policy_is_replaced_while_the_sandbox_runs, an_id_is_used_once, moves_compare_the_state,
                 one_of_many_moves_wins, ends_move_only_while_running, long_details_are_cut,
                 events_have_no_gaps, a_node_finds_its_own;
+            audit: rows_are_kept_in_their_order_until_they_are_old, long_reasons_are_cut;
             idempotency: same_request_is_replayed, other_request_is_a_mismatch, keys_belong_to_one_team,
                 a_failed_attempt_frees_the_key, old_keys_are_forgotten, one_of_many_requests_inserts;
             bounds: a_quota_is_filled_to_the_last_and_not_beyond, of_many_at_once_as_many_fit_as_fit,
@@ -72,6 +74,7 @@ pub fn key_of(team: TeamId, byte: u8) -> ApiKey {
         name: format!("key {byte}"),
         digest: digest(byte),
         suffix: "beef".into(),
+        operator: byte == 2,
         created_at: at(i64::from(byte)),
         last_used_at: None,
         revoked_at: None,

@@ -11,8 +11,8 @@ pub mod model;
 pub mod sqlite;
 
 pub use model::{
-    ApiKey, Created, Event, IdempotencyKey, KeyDigest, ListFilter, ListPage, MAX_DETAIL, NewSandbox, Order,
-    PageCursor, SandboxRow, Team, Transition,
+    ApiKey, AuditEntry, Created, Event, IdempotencyKey, Identity, KeyDigest, ListFilter, ListPage,
+    MAX_DETAIL, NewSandbox, Order, PageCursor, SandboxRow, Team, Transition,
 };
 pub use sqlite::SqliteStore;
 
@@ -94,8 +94,17 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Ends a key. `false` if there is none or it was revoked before.
     async fn revoke_key(&self, key: KeyId, now: Timestamp) -> Result<bool, StoreError>;
 
-    /// The team whose valid key has this digest; notes the use.
-    async fn authenticate(&self, digest: &KeyDigest, now: Timestamp) -> Result<Option<Team>, StoreError>;
+    /// Whose valid key has this digest; notes the use.
+    async fn authenticate(&self, digest: &KeyDigest, now: Timestamp) -> Result<Option<Identity>, StoreError>;
+
+    /// Adds a row to the audit.
+    async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError>;
+
+    /// The last rows of the audit, in the order in which they were added: at most `limit`, none of before `since`.
+    async fn audited(&self, since: Option<Timestamp>, limit: u32) -> Result<Vec<AuditEntry>, StoreError>;
+
+    /// Removes rows of the audit of before `before`. Returns how many.
+    async fn purge_audit(&self, before: Timestamp) -> Result<u64, StoreError>;
 
     /// Inserts a sandbox in state `Creating` with its first event. That check of the idempotency key, of the quota and of
     /// the capacity are one transaction with it, so that however many come at once, what is in use stays in bounds.
@@ -130,6 +139,9 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// All sandboxes of a node that are in one of `states`.
     async fn on_node(&self, node: NodeId, states: &[SandboxState]) -> Result<Vec<SandboxRow>, StoreError>;
+
+    /// How many sandboxes of a node have not ended, by state; a state that none is in may be missing.
+    async fn count_on_node(&self, node: NodeId) -> Result<Vec<(SandboxState, u64)>, StoreError>;
 
     /// The history of one sandbox, oldest first.
     async fn events(&self, id: &SandboxId) -> Result<Vec<Event>, StoreError>;

@@ -42,6 +42,8 @@ pub struct ApiKey {
     pub digest: KeyDigest,
     /// The last four characters of the secret, to tell keys apart.
     pub suffix: String,
+    /// Whether who has it may see what concerns all teams.
+    pub operator: bool,
     /// When it was made.
     pub created_at: Timestamp,
     /// When it was last used; kept to the minute.
@@ -57,6 +59,38 @@ impl ApiKey {
     pub fn digest_of(secret: &str) -> KeyDigest {
         Digest::from_bytes(Sha256::digest(secret).into())
     }
+}
+
+/// Who a valid key acts for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The team.
+    pub team: TeamId,
+    /// The key itself.
+    pub key: KeyId,
+    /// Whether it may see what concerns all teams.
+    pub operator: bool,
+}
+
+/// A call that changed something, or was to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AuditEntry {
+    /// When it was answered.
+    pub at: Timestamp,
+    /// For whom; `None` without a valid key, and for the command line of the machine itself.
+    pub team: Option<TeamId>,
+    /// With which key; never its secret.
+    pub key: Option<KeyId>,
+    /// The id of the request, 1 to 128 bytes.
+    pub request: String,
+    /// What was asked for: method and route, 1 to 128 bytes.
+    pub action: String,
+    /// What it was about, if that is known: an id, at most 128 bytes.
+    pub target: Option<String>,
+    /// How it went, as a status of HTTP.
+    pub status: u16,
+    /// Why not, if it was refused or failed. What is past [`MAX_DETAIL`] is cut off.
+    pub detail: Option<String>,
 }
 
 /// A client's name for one create request: 1 to 255 of `[a-zA-Z0-9_-]`, scoped by team.
@@ -209,7 +243,7 @@ impl fmt::Debug for SandboxRow {
     }
 }
 
-/// Upper bound for [`Event::detail`], in bytes.
+/// Upper bound for [`Event::detail`] and [`AuditEntry::detail`], in bytes.
 pub const MAX_DETAIL: usize = 1024;
 
 /// One step in a sandbox's life, and what it leaves in the history.

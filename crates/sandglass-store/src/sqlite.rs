@@ -8,6 +8,7 @@
 //! the machine's memory anyway. Verbs on teams and keys are on disk when they return (`synchronous=FULL`), because
 //! a revoked key must never come back.
 
+mod audit;
 mod list;
 mod open;
 mod rows;
@@ -25,8 +26,8 @@ use sqlx::sqlite::{SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchr
 use sqlx::{Connection as _, Sqlite, Transaction};
 
 use crate::{
-    ApiKey, Created, Event, KeyDigest, ListFilter, ListPage, NewSandbox, SandboxRow, Store, StoreError, Team,
-    Transition,
+    ApiKey, AuditEntry, Created, Event, Identity, KeyDigest, ListFilter, ListPage, NewSandbox, SandboxRow,
+    Store, StoreError, Team, Transition,
 };
 
 /// How long one verb waits for another process' write before it fails.
@@ -175,8 +176,20 @@ impl Store for SqliteStore {
         self.end_key(key, now).await
     }
 
-    async fn authenticate(&self, digest: &KeyDigest, now: Timestamp) -> Result<Option<Team>, StoreError> {
-        self.team_of_key(digest, now).await
+    async fn authenticate(&self, digest: &KeyDigest, now: Timestamp) -> Result<Option<Identity>, StoreError> {
+        self.owner_of_key(digest, now).await
+    }
+
+    async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError> {
+        self.insert_audit(entry).await
+    }
+
+    async fn audited(&self, since: Option<Timestamp>, limit: u32) -> Result<Vec<AuditEntry>, StoreError> {
+        self.select_audit(since, limit).await
+    }
+
+    async fn purge_audit(&self, before: Timestamp) -> Result<u64, StoreError> {
+        self.forget_audit(before).await
     }
 
     async fn insert_sandbox(&self, new: &NewSandbox) -> Result<Created, StoreError> {
@@ -216,6 +229,10 @@ impl Store for SqliteStore {
 
     async fn on_node(&self, node: NodeId, states: &[SandboxState]) -> Result<Vec<SandboxRow>, StoreError> {
         self.select_on_node(node, states).await
+    }
+
+    async fn count_on_node(&self, node: NodeId) -> Result<Vec<(SandboxState, u64)>, StoreError> {
+        self.count_by_state(node).await
     }
 
     async fn events(&self, id: &SandboxId) -> Result<Vec<Event>, StoreError> {

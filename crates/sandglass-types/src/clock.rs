@@ -1,6 +1,7 @@
 //! Wall-clock time as a value, and where it comes from.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
@@ -40,6 +41,19 @@ impl Timestamp {
     #[must_use]
     pub fn since(self, now: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(now.0)).unwrap_or(0))
+    }
+}
+
+/// A text that is no [`Timestamp`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a time of RFC 3339, such as 2026-01-31T12:00:00Z")]
+pub struct InvalidTime;
+
+impl FromStr for Timestamp {
+    type Err = InvalidTime;
+
+    fn from_str(text: &str) -> Result<Self, InvalidTime> {
+        text.parse::<jiff::Timestamp>().map(|time| Self(time.as_millisecond())).map_err(|_| InvalidTime)
     }
 }
 
@@ -103,6 +117,9 @@ mod tests {
     fn written_as_rfc_3339() {
         assert_eq!(Timestamp::from_millis(1_764_424_800_123).to_string(), "2025-11-29T14:00:00.123Z");
         assert_eq!(Timestamp::from_millis(0).to_string(), "1970-01-01T00:00:00.000Z");
+        let read = |text: &str| text.parse::<Timestamp>().map(Timestamp::as_millis);
+        assert_eq!(read("2025-11-29T15:00:00.123+01:00"), Ok(1_764_424_800_123));
+        assert_eq!(read("yesterday"), Err(InvalidTime));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use data_encoding::HEXLOWER;
 use rand::TryRng as _;
-use sandglass_store::{ApiKey, Store, StoreError, Team};
+use sandglass_store::{ApiKey, AuditEntry, Store, StoreError, Team};
 use sandglass_types::{KeyId, Timestamp};
 use serde::Serialize;
 
@@ -19,6 +19,9 @@ const RANDOM_LEN: usize = 20;
 
 /// Characters of a secret that are kept, to tell keys apart.
 const SUFFIX_LEN: usize = 4;
+
+/// Longest target of a row of the audit, in bytes.
+const MAX_TARGET: usize = 128;
 
 /// Longest name of a team or key, in bytes.
 const MAX_NAME_LEN: usize = 64;
@@ -123,12 +126,13 @@ pub(crate) async fn key_create(
     store: &dyn Store,
     team: &str,
     name: &str,
+    operator: bool,
     now: Timestamp,
     format: Format,
     out: &mut (dyn Write + Send),
 ) -> anyhow::Result<()> {
     let team = find_team(store, team).await?;
-    let (key, secret) = new_key(store, &team, name, now).await?;
+    let (key, secret) = new_key(store, &team, name, operator, now).await?;
     match format {
         Format::Json => json(&NewKey { key: &key, secret: &secret }, out),
         Format::Text => Ok(writeln!(out, "{secret}")?),
@@ -143,6 +147,7 @@ pub(crate) async fn new_key(
     store: &dyn Store,
     team: &Team,
     name: &str,
+    operator: bool,
     now: Timestamp,
 ) -> anyhow::Result<(ApiKey, String)> {
     let secret = Secret::random()?;
@@ -152,6 +157,7 @@ pub(crate) async fn new_key(
         name: checked_name(name)?.to_owned(),
         digest: ApiKey::digest_of(&secret.0),
         suffix: secret.suffix().to_owned(),
+        operator,
         created_at: now,
         last_used_at: None,
         revoked_at: None,
@@ -189,12 +195,13 @@ pub(crate) async fn key_list(
             team.map_or_else(|| key.team.to_string(), |team| shown(&team.name)),
             shown(&key.name),
             format!("{PREFIX}…{}", shown(&key.suffix)),
+            if key.operator { "yes" } else { "-" }.to_owned(),
             key.created_at.to_string(),
             when(key.last_used_at),
             when(key.revoked_at),
         ]
     });
-    table(["ID", "TEAM", "NAME", "KEY", "CREATED", "LAST USED", "REVOKED"], rows, out)
+    table(["ID", "TEAM", "NAME", "KEY", "OPERATOR", "CREATED", "LAST USED", "REVOKED"], rows, out)
 }
 
 /// Ends a key, by its id.
@@ -219,6 +226,61 @@ pub(crate) async fn key_revoke(
         Format::Json => json(&ApiKey { revoked_at: Some(now), ..key }, out),
         Format::Text => Ok(writeln!(out, "key {id} is revoked")?),
     }
+}
+
+/// Writes down what a verb of the command line did, or why it did nothing.
+///
+/// # Errors
+/// The store failed.
+pub(crate) async fn record(
+    store: &dyn Store,
+    action: &str,
+    target: &str,
+    now: Timestamp,
+    outcome: &anyhow::Result<()>,
+) -> Result<(), StoreError> {
+    let entry = AuditEntry {
+        at: now,
+        team: None,
+        key: None,
+        request: format!("cli-{}", std::process::id()),
+        action: action.to_owned(),
+        target: Some(target[..target.floor_char_boundary(MAX_TARGET)].to_owned()),
+        status: if outcome.is_ok() { 200 } else { 400 },
+        detail: outcome.as_ref().err().map(|error| format!("{error:#}")),
+    };
+    store.audit(&entry).await
+}
+
+/// Lists the last calls that changed something, or were to; oldest first.
+///
+/// # Errors
+/// The store failed.
+pub(crate) async fn audit(
+    store: &dyn Store,
+    since: Option<Timestamp>,
+    limit: u32,
+    format: Format,
+    out: &mut (dyn Write + Send),
+) -> anyhow::Result<()> {
+    let entries = store.audited(since, limit).await?;
+    if format == Format::Json {
+        return json(&entries, out);
+    }
+    let some = |text: Option<String>| text.map_or_else(|| "-".to_owned(), |text| shown(&text));
+    let rows = entries.into_iter().map(|entry| {
+        [
+            entry.at.to_string(),
+            some(entry.team.map(|team| team.to_string())),
+            some(entry.key.map(|key| key.to_string())),
+            shown(&entry.request),
+            shown(&entry.action),
+            some(entry.target),
+            entry.status.to_string(),
+            some(entry.detail),
+        ]
+    });
+    table(["TIME", "TEAM", "KEY", "REQUEST", "ACTION", "TARGET", "STATUS", "WHY NOT"], rows, out)
 }
 
 /// A team by its id or name.

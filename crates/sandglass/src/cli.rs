@@ -7,7 +7,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use sandglass_types::Timestamp;
 use sandglass_types::net::Cidr;
+use serde::Deserialize;
 
 /// Disposable computers for AI agents, on machines that you own.
 #[derive(Debug, Parser)]
@@ -55,6 +57,8 @@ pub(crate) enum Command {
     /// Add, list and end API keys
     #[command(subcommand)]
     Key(Key),
+    /// Show which calls changed something, or were refused
+    Audit(Audit),
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -74,6 +78,17 @@ pub(crate) enum Engine {
     Fake,
 }
 
+/// How a log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
     /// Where to listen; port 0 takes a free one [default: 127.0.0.1:3000]
@@ -91,6 +106,9 @@ pub(crate) struct Serve {
     /// Accept that nothing isolates what runs in sandboxes: it can do all that the server's user can
     #[arg(long)]
     pub(crate) unsafe_no_isolation: bool,
+    /// How the log is written to standard error [default: text]
+    #[arg(long, value_enum)]
+    pub(crate) log_format: Option<LogFormat>,
     /// A TOML file with the same settings and more; the command line wins
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
@@ -117,6 +135,8 @@ pub(crate) struct Host {
     pub(crate) connections: u32,
     #[arg(long)]
     pub(crate) connections_per_second: u32,
+    #[arg(long, value_enum)]
+    pub(crate) log_format: LogFormat,
 }
 
 /// Which server to talk to, and as whom.
@@ -278,6 +298,18 @@ pub(crate) enum Team {
     },
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct Audit {
+    #[command(flatten)]
+    pub(crate) local: Local,
+    /// How many calls, the last ones
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    pub(crate) limit: u32,
+    /// None before this time, in RFC 3339
+    #[arg(long, value_name = "TIME")]
+    pub(crate) since: Option<Timestamp>,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Key {
     /// Make a key and print it, once
@@ -290,6 +322,9 @@ pub(crate) enum Key {
         /// What to call it
         #[arg(long, default_value = "key")]
         name: String,
+        /// Let it see what concerns all teams: GET /metrics
+        #[arg(long)]
+        operator: bool,
     },
     /// List keys, without their secrets
     List {

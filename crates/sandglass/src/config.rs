@@ -15,7 +15,7 @@ use sandglass_egress::proxy::Caps;
 use sandglass_egress::retention::Retention;
 use serde::Deserialize;
 
-use crate::cli::{Engine, EngineChoice, Serve};
+use crate::cli::{Engine, EngineChoice, LogFormat, Serve};
 use crate::indexes;
 use crate::startup::{Reason, StartupError};
 use budgets::Quota;
@@ -58,12 +58,22 @@ struct File {
     runsc: Option<PathBuf>,
     max_lifetime_hours: Option<u64>,
     agent_silence_seconds: Option<u64>,
+    log_format: Option<LogFormat>,
     #[serde(default)]
     egress: EgressFile,
     #[serde(default)]
     quota: Quota,
     #[serde(default)]
     host: budgets::Host,
+    #[serde(default)]
+    audit: AuditFile,
+}
+
+/// The table `[audit]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AuditFile {
+    keep_days: Option<u64>,
 }
 
 /// The table `[egress]`.
@@ -164,6 +174,21 @@ pub(crate) struct Config {
     pub(crate) quota: Quota,
     /// What this machine gives.
     pub(crate) host: budgets::Host,
+    /// How the log is written.
+    pub(crate) log_format: LogFormat,
+    /// How long rows of the audit are kept.
+    pub(crate) keep_audit: Duration,
+}
+
+/// How the log of a server is to be written, before anything else is known of its configuration. What is wrong with that
+/// is said later, in the log.
+pub(crate) fn log_format(args: &Serve) -> LogFormat {
+    let of_file = || {
+        let mut text = String::new();
+        fs::File::open(args.config.as_deref()?).ok()?.take(MAX_FILE).read_to_string(&mut text).ok()?;
+        text.parse::<toml::Table>().ok()?.remove("log_format")?.try_into().ok()
+    };
+    args.log_format.or_else(of_file).unwrap_or_default()
 }
 
 impl Config {
@@ -181,6 +206,11 @@ impl Config {
             (None, Some("fake")) => EngineChoice::Fake,
             (None, Some(other)) => bail!("engine in the config must be auto, gvisor or fake, not {other:?}"),
         };
+        let keep_audit = file.audit.keep_days.unwrap_or(90);
+        if !KEEP_DAYS.contains(&keep_audit) {
+            let (least, most) = (KEEP_DAYS.start(), KEEP_DAYS.end());
+            bail!("audit.keep_days must be between {least} and {most}, not {keep_audit}");
+        }
         let hours = file.max_lifetime_hours.unwrap_or(24);
         if !(1..=MAX_LIFETIME_HOURS).contains(&hours) {
             bail!("max_lifetime_hours must be between 1 and {MAX_LIFETIME_HOURS}, not {hours}");
@@ -225,6 +255,8 @@ impl Config {
             egress: Egress::resolve(file.egress)?,
             quota: file.quota,
             host: file.host,
+            log_format: args.log_format.or(file.log_format).unwrap_or_default(),
+            keep_audit: Duration::from_secs(keep_audit * 24 * 3600),
         })
     }
 }
@@ -305,6 +337,7 @@ mod tests {
             cache_dir: None,
             engine: None,
             unsafe_no_isolation: false,
+            log_format: None,
             config: Some(path),
             guest: None,
         };
@@ -346,6 +379,7 @@ mod tests {
             cache_dir: None,
             engine: None,
             unsafe_no_isolation: true,
+            log_format: None,
             config: None,
             guest: None,
         };
@@ -366,6 +400,36 @@ mod tests {
         assert_eq!(config.cache_dir, Path::new("/var/cache/sandglass"));
         assert_eq!(config.max_lifetime, Duration::from_secs(7200));
         assert_eq!(resolve(file, None).unwrap().listen.port(), 1);
+    }
+
+    #[test]
+    fn the_log_is_text_unless_somebody_wants_json() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        let written = |file: &str, log_format| {
+            std::fs::write(&path, file).unwrap();
+            let args = Serve {
+                listen: None,
+                data_dir: None,
+                cache_dir: None,
+                engine: None,
+                unsafe_no_isolation: false,
+                log_format,
+                config: Some(path.clone()),
+                guest: None,
+            };
+            let early = super::log_format(&args);
+            if let Ok(config) = Config::resolve(&args, true) {
+                assert_eq!(config.log_format, early);
+            }
+            early
+        };
+        let json = "log_format = \"json\"\n";
+        assert_eq!(written("", None), LogFormat::Text);
+        assert_eq!(written(json, None), LogFormat::Json);
+        assert_eq!(written(json, Some(LogFormat::Text)), LogFormat::Text);
+        assert_eq!(written("nonsense", Some(LogFormat::Json)), LogFormat::Json);
+        assert_eq!(written("nonsense", None), LogFormat::Text);
     }
 
     const EGRESS: &str = r#"
@@ -429,6 +493,8 @@ mod tests {
         let error = |file: &str| format!("{:#}", resolve(file, None).unwrap_err());
         assert!(error("lisen = \"127.0.0.1:1\"").contains("lisen"));
         assert!(error("engine = \"docker\"").contains("docker"));
+        assert!(error("log_format = \"xml\"").contains("xml"));
+        assert!(error("[audit]\nkeep_days = 0").contains("audit.keep_days"));
         assert!(error("max_lifetime_hours = 0").contains("between 1 and"));
         assert!(error("agent_silence_seconds = 1").contains("between 2 and"));
         assert!(error("domain = \"a b/c\"").contains("a b/c"));

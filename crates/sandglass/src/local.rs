@@ -19,10 +19,18 @@ pub(crate) fn team(verb: &cli::Team) -> anyhow::Result<ExitCode> {
     let (cli::Team::Create { local, .. } | cli::Team::List { local } | cli::Team::Revoke { local, .. }) =
         &verb;
     let (format, now) = (format(local.json), SystemClock.now());
-    with_store(&local.data_dir, async |store, out| match verb {
-        cli::Team::Create { name, .. } => admin::team_create(store, name, now, format, out).await,
-        cli::Team::List { .. } => admin::team_list(store, format, out).await,
-        cli::Team::Revoke { team, .. } => admin::team_revoke(store, team, now, format, out).await,
+    with_store(&local.data_dir, async |store, out| {
+        let (action, target, done) = match verb {
+            cli::Team::List { .. } => return admin::team_list(store, format, out).await,
+            cli::Team::Create { name, .. } => {
+                ("team create", name, admin::team_create(store, name, now, format, out).await)
+            }
+            cli::Team::Revoke { team, .. } => {
+                ("team revoke", team, admin::team_revoke(store, team, now, format, out).await)
+            }
+        };
+        admin::record(store, action, target, now, &done).await?;
+        done
     })
 }
 
@@ -31,10 +39,29 @@ pub(crate) fn key(verb: &cli::Key) -> anyhow::Result<ExitCode> {
     let (cli::Key::Create { local, .. } | cli::Key::List { local, .. } | cli::Key::Revoke { local, .. }) =
         &verb;
     let (format, now) = (format(local.json), SystemClock.now());
-    with_store(&local.data_dir, async |store, out| match verb {
-        cli::Key::Create { team, name, .. } => admin::key_create(store, team, name, now, format, out).await,
-        cli::Key::List { team, .. } => admin::key_list(store, team.as_deref(), format, out).await,
-        cli::Key::Revoke { key, .. } => admin::key_revoke(store, key, now, format, out).await,
+    with_store(&local.data_dir, async |store, out| {
+        let (action, target, done) = match verb {
+            cli::Key::List { team, .. } => {
+                return admin::key_list(store, team.as_deref(), format, out).await;
+            }
+            cli::Key::Create { team, name, operator, .. } => {
+                let done = admin::key_create(store, team, name, *operator, now, format, out).await;
+                ("key create", name, done)
+            }
+            cli::Key::Revoke { key, .. } => {
+                ("key revoke", key, admin::key_revoke(store, key, now, format, out).await)
+            }
+        };
+        admin::record(store, action, target, now, &done).await?;
+        done
+    })
+}
+
+/// `sandglass audit`.
+pub(crate) fn audit(args: &cli::Audit) -> anyhow::Result<ExitCode> {
+    let format = format(args.local.json);
+    with_store(&args.local.data_dir, async |store, out| {
+        admin::audit(store, args.since, args.limit, format, out).await
     })
 }
 

@@ -25,18 +25,17 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use tracing_subscriber::EnvFilter;
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, LogFormat};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    let format = match &cli.command {
+        Command::Serve(args) => config::log_format(args),
+        Command::Host(args) => args.log_format,
+        _ => LogFormat::Text,
+    };
     // A server in it that lets everything out has much to tell, and nobody to tell it to.
-    let level = if matches!(cli.command, Command::VerifyStage) { "error" } else { "info" };
-    let filter = EnvFilter::try_from_env("SANDGLASS_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
-        .init();
+    log(format, if matches!(cli.command, Command::VerifyStage) { "error" } else { "info" });
     let outcome = match cli.command {
         Command::Serve(args) => {
             failpoints::arm().and_then(|()| serve::run(&args)).map(|()| ExitCode::SUCCESS)
@@ -56,6 +55,20 @@ fn main() -> ExitCode {
         Command::Owners(args) => local::owners(&args),
         Command::Team(verb) => local::team(&verb),
         Command::Key(verb) => local::key(&verb),
+        Command::Audit(args) => local::audit(&args),
     };
     outcome.unwrap_or_else(|error| startup::report(&error))
+}
+
+/// Starts the log, at this level unless the environment says another. In JSON, `span` has what is known of the request that a line is about: `request`, `team`, `sandbox`.
+fn log(format: LogFormat, level: &str) {
+    let filter = EnvFilter::try_from_env("SANDGLASS_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => lines.init(),
+        LogFormat::Json => lines.json().flatten_event(true).with_span_list(false).init(),
+    }
 }

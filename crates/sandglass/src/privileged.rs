@@ -16,7 +16,7 @@ use sandglass_linux::fdpass;
 use sandglass_linux::lock::FolderLock;
 
 use crate::cli;
-use crate::config::Egress;
+use crate::config::Config;
 use crate::data_dir::DataDir;
 use crate::startup::{Reason, StartupError};
 
@@ -27,10 +27,9 @@ use crate::startup::{Reason, StartupError};
 /// from it and from the sandboxes: it ends when the line is closed.
 pub(crate) fn spawn(
     data: &DataDir,
-    cache_dir: &Path,
     guest: &Path,
     runsc: Option<&Path>,
-    egress: &Egress,
+    config: &Config,
     lock: &FolderLock,
 ) -> anyhow::Result<(Child, OwnedFd)> {
     let (ours, theirs) = fdpass::pair().context("no line to the privileged half")?;
@@ -40,7 +39,7 @@ pub(crate) fn spawn(
         .arg("--data-dir")
         .arg(data.path())
         .arg("--cache-dir")
-        .arg(cache_dir)
+        .arg(&config.cache_dir)
         .arg("--guest")
         .arg(guest)
         .arg("--engine")
@@ -51,11 +50,15 @@ pub(crate) fn spawn(
     if let Some(runsc) = runsc {
         host.arg("--runsc").arg(runsc);
     }
-    for range in Vec::from(egress.operator.openings().clone()) {
+    for range in Vec::from(config.egress.operator.openings().clone()) {
         host.arg("--open-private").arg(range.to_string());
     }
-    host.arg("--connections").arg(egress.tracked_connections().to_string());
-    host.arg("--connections-per-second").arg(egress.per_second.to_string());
+    host.arg("--connections").arg(config.egress.tracked_connections().to_string());
+    host.arg("--connections-per-second").arg(config.egress.per_second.to_string());
+    host.arg("--log-format").arg(match config.log_format {
+        cli::LogFormat::Text => "text",
+        cli::LogFormat::Json => "json",
+    });
     let host = host
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::from(lock.as_fd().try_clone_to_owned()?))

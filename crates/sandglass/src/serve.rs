@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sandglass_control::metrics::Probes;
 use sandglass_control::{Control, Egress, Patience, template};
 use sandglass_egress::resolver::{FixedNames, HostResolver, Resolve};
 use sandglass_engine::gvisor::HostPaths;
@@ -98,8 +99,14 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             Arc::new(FixedNames::default())
         }
     };
-    let (mut host, line) =
-        privileged::spawn(&data, &config.cache_dir, &guest, runsc.as_deref(), &config.egress, &lock)?;
+    let (mut host, line) = privileged::spawn(&data, &guest, runsc.as_deref(), &config, &lock)?;
+    let probes = match Probes::open(host.id()) {
+        Ok(probes) => Some(Arc::new(probes)),
+        Err(error) => {
+            tracing::warn!(%error, "the metrics will not tell how much memory there is");
+            None
+        }
+    };
     let outcome = data.confine().map_err(Into::into).and_then(|cell| {
         match cell.walls {
             Some(walls) => tracing::info!(?walls, identity = ?data.identity(), "gave up all privilege"),
@@ -124,6 +131,8 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
                 totals: Arc::default(),
             },
             budgets,
+            keep_audit: config.keep_audit,
+            probes,
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(serve(control, &cell.store, listener, address, line))
@@ -234,7 +243,7 @@ async fn serve(
 /// The name of the team that the first start makes.
 const FIRST_TEAM: &str = "default";
 
-/// Makes a key if there never was one, and a team for it if need be, and returns the key's secret: nobody could do
+/// Makes a key if there never was one, for who runs this server, and a team for it if need be, and returns the key's secret: nobody could do
 /// anything without.
 async fn first_key(store: &dyn Store) -> anyhow::Result<Option<String>> {
     if !store.keys(None).await?.is_empty() {
@@ -246,7 +255,7 @@ async fn first_key(store: &dyn Store) -> anyhow::Result<Option<String>> {
         Some(team) if team.revoked_at.is_some() => return Ok(None),
         Some(team) => team,
     };
-    let (_, secret) = admin::new_key(store, &team, "first", now).await?;
+    let (_, secret) = admin::new_key(store, &team, "first", true, now).await?;
     Ok(Some(secret))
 }
 

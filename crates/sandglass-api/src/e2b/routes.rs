@@ -20,6 +20,7 @@ use utoipa_axum::routes;
 use super::create::{Accepted, Face, NewSandbox, ingress, policy, positive_seconds};
 use super::list;
 use super::wire::{ListedSandbox, Sandbox, SandboxDetail};
+use crate::audit::Made;
 use crate::auth::Caller;
 use crate::backend::Backend;
 use crate::body::{Json, Object, OptionalJson, Seconds};
@@ -73,7 +74,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         // What can't be decoded is refused here, or it would be in words of the framework's.
         let text = Path::<String>::from_request_parts(parts, state).await.map_err(|_| no_id())?;
-        sandbox_id(&text).map(Self)
+        let id = sandbox_id(&text)?;
+        tracing::Span::current().record("sandbox", tracing::field::display(&id));
+        Ok(Self(id))
     }
 }
 
@@ -135,14 +138,13 @@ async fn create(
         ingress,
         idempotency,
     };
-    // A client that hangs up drops this future, and a half-made sandbox must not be dropped with it.
-    let backend = state.backend.clone();
-    let made = state.tasks.spawn(async move { backend.create(team, request).await }).await;
-    let row = made.map_err(|_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error"))??;
+    let row = state.backend.create(team, request).await?;
+    let made = Made(row.id.clone());
     let warning = warning(&*state.backend, &row);
     let sandbox = Sandbox::new(row, state.backend.domain());
     let mut response = (StatusCode::CREATED, axum::Json(sandbox)).into_response();
     response.headers_mut().extend(warning);
+    response.extensions_mut().insert(made);
     Ok(response)
 }
 

@@ -1,5 +1,6 @@
 use super::*;
 use axum::body::Body;
+use axum::extract::Request;
 use http::Method;
 use sandglass_types::Timestamp;
 use serde_json::{Value, json};
@@ -40,7 +41,12 @@ struct Face {
 impl Face {
     fn new() -> Self {
         let fake = Fake::new();
-        let state = ApiState { backend: fake.clone(), tasks: TaskTracker::new() };
+        let state = ApiState {
+            backend: fake.clone(),
+            tasks: TaskTracker::new(),
+            anonymous: Arc::default(),
+            metrics: Arc::new(Metrics::new()),
+        };
         Self { fake, router: router(state) }
     }
 
@@ -109,6 +115,75 @@ async fn every_route_wants_a_key_except_those_that_say_so() {
         seen += 1;
     }
     assert!(seen > 40, "{seen}");
+}
+
+#[tokio::test]
+async fn calls_that_change_something_are_audited_and_so_are_refused_ones() {
+    let face = Face::new();
+    let id = face.create(r#"{"templateID":"base"}"#).await;
+    face.ask("GET", &format!("/sandboxes/{id}"), "").await;
+    face.send("GET", "/sandboxes", &[], "").await.error(401);
+    face.ask("POST", "/v2/sandboxes", r#"{"templateID":"quota"}"#).await.error(429);
+    let named = [("x-api-key", OTHER_KEY), ("x-request-id", "mine-1")];
+    let answer = face.send("DELETE", &format!("/sandboxes/{id}"), &named, "").await;
+    assert_eq!(answer.header("x-request-id"), Some("mine-1"));
+    answer.error(404);
+    face.send("POST", "/v2/sandboxes", &[("x-api-key", "e2b_00")], "{}").await.error(401);
+    face.ask("POST", "/v2/sandboxes", r#"{"templateID":"panic"}"#).await.error(500);
+    face.ask("POST", "/nowhere", "{}").await.error(404);
+    face.ask("DELETE", &format!("/sandboxes/{id}"), "").await;
+    let audit = face.fake.audit.lock().unwrap();
+    let [own, other] = face.fake.identities();
+    let rows: Vec<_> = audit
+        .iter()
+        .map(|row| {
+            let who = row.key.map(|key| if key == own.key { "own" } else { "other" });
+            assert_eq!(row.team.is_some(), row.key.is_some());
+            (who, row.action.as_str(), row.target.as_deref(), row.status, row.detail.as_deref())
+        })
+        .collect();
+    let one = Some(id.as_str());
+    assert_eq!(
+        rows,
+        [
+            (Some("own"), "POST /v2/sandboxes", one, 201, None),
+            (Some("own"), "POST /v2/sandboxes", None, 429, Some("as the test wanted")),
+            (Some("other"), "DELETE /sandboxes/{id}", one, 404, Some("sandbox not found")),
+            (None, "POST /v2/sandboxes", None, 401, Some("invalid API key")),
+            (Some("own"), "POST /v2/sandboxes", None, 500, Some("internal error")),
+            (Some("own"), "DELETE /sandboxes/{id}", one, 204, None),
+        ]
+    );
+    assert_eq!((audit[2].key, audit[2].request.as_str()), (Some(other.key), "mine-1"));
+    let secrets = format!("{audit:?}");
+    assert!(!secrets.contains(KEY) && !secrets.contains(OTHER_KEY));
+}
+
+#[tokio::test]
+async fn operators_and_nobody_else_see_what_is_counted() {
+    let face = Face::new();
+    let id = face.create(r#"{"templateID":"base"}"#).await;
+    face.ask("GET", &format!("/sandboxes/{id}"), "").await;
+    face.ask("GET", "/nowhere", "").await;
+    face.send("GET", "/metrics", &[], "").await.error(401);
+    let refused = face.send("GET", "/metrics", &[("x-api-key", OTHER_KEY)], "").await.error(403);
+    assert!(refused.contains("--operator"), "{refused}");
+    let answer = face.ask("GET", "/metrics", "").await;
+    assert_eq!(
+        answer.header("content-type"),
+        Some("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    );
+    for line in [
+        "the_product_s_own 1",
+        "sandglass_api_requests_total{method=\"POST\",route=\"/v2/sandboxes\",status=\"201\"} 1",
+        "sandglass_api_requests_total{method=\"GET\",route=\"/sandboxes/{id}\",status=\"200\"} 1",
+        "sandglass_api_requests_total{method=\"-\",route=\"-\",status=\"404\"} 1",
+        "sandglass_api_request_seconds_count{method=\"GET\",route=\"/metrics\"} 2",
+    ] {
+        assert!(answer.body.lines().any(|got| got == line), "{line} is not in\n{}", answer.body);
+    }
+    assert!(answer.body.ends_with("# EOF\n") && answer.body.matches("# EOF").count() == 1);
+    assert!(!answer.body.contains(&id));
 }
 
 #[tokio::test]

@@ -119,6 +119,8 @@ impl World {
                 totals: Arc::default(),
             },
             budgets: self.budgets,
+            keep_audit: HOUR,
+            probes: None,
         };
         let shared: Arc<dyn Store> = Arc::<SqliteStore>::clone(&store);
         let control = Control::start(config, shared, host, Arc::<ManualClock>::clone(&self.clock)).await?;

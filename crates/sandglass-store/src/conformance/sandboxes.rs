@@ -221,6 +221,10 @@ pub async fn a_node_finds_its_own(store: Arc<dyn Store>) {
     insert(&*store, &sandbox_of(first, 4)).await;
     run(&*store, &b).await;
     end(&*store, &c, S::Creating, EndReason::CreateFailed).await;
+    let mut counts = store.count_on_node(node).await.unwrap();
+    counts.sort_by_key(|(state, _)| *state == S::Running);
+    assert_eq!(counts, [(S::Creating, 1), (S::Running, 1)]);
+    assert_eq!(store.count_on_node(NodeId::random()).await.unwrap(), []);
     let ids = |rows: Vec<SandboxRow>| rows.into_iter().map(|row| row.id).collect::<Vec<_>>();
     let on = |states: &'static [S]| {
         let store = Arc::clone(&store);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{at, digest, key_of, team};
-use crate::{Store, StoreError};
+use crate::{Identity, Store, StoreError};
 use sandglass_types::{KeyId, TeamId};
 
 /// Two teams never share a name, and what was ended stays ended since then.
@@ -37,7 +37,10 @@ pub async fn keys_authenticate_until_they_or_their_team_end(store: Arc<dyn Store
     assert_eq!(store.keys(Some(team)).await.unwrap(), [one.clone(), two.clone()]);
     assert_eq!(store.keys(Some(TeamId::random())).await.unwrap(), []);
 
-    assert_eq!(store.authenticate(&digest(1), at(5)).await.unwrap().unwrap().id, team);
+    for (key, operator) in [(&one, false), (&two, true)] {
+        let found = store.authenticate(&key.digest, at(5)).await.unwrap();
+        assert_eq!(found, Some(Identity { team, key: key.id, operator }));
+    }
     assert_eq!(store.authenticate(&digest(9), at(5)).await.unwrap(), None);
 
     assert!(store.revoke_key(one.id, at(6)).await.unwrap());

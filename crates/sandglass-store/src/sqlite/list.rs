@@ -40,6 +40,21 @@ impl SqliteStore {
         let found = query.build().fetch_all(&self.readers).await.map_err(database)?;
         found.iter().map(rows::sandbox).collect()
     }
+
+    pub(super) async fn count_by_state(&self, node: NodeId) -> Result<Vec<(SandboxState, u64)>, StoreError> {
+        let found: Vec<(String, i64)> = sqlx::query_as(
+            "SELECT state, count(*) FROM sandboxes WHERE node = ?1 AND state <> 'ended' GROUP BY state",
+        )
+        .bind(node.to_string())
+        .fetch_all(&self.readers)
+        .await
+        .map_err(database)?;
+        let counted = |(state, count): &(String, i64)| {
+            let count = u64::try_from(*count).map_err(|error| rows::corrupt("sandbox", error))?;
+            Ok((rows::parse_state("sandbox", state)?, count))
+        };
+        found.iter().map(counted).collect()
+    }
 }
 
 /// Everything that comes from a client is a parameter; only constants become text.

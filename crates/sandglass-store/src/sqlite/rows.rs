@@ -11,7 +11,7 @@ use sandglass_types::{EndReason, Generation, Limits, SandboxState, Timestamp};
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use crate::{ApiKey, Event, SandboxRow, StoreError, Team};
+use crate::{ApiKey, AuditEntry, Event, Identity, SandboxRow, StoreError, Team};
 
 /// The columns of a sandbox, for use in `concat!`; [`sandbox`] reads them.
 macro_rules! sandbox_columns {
@@ -125,6 +125,10 @@ impl Columns<'_> {
         u32::try_from(value).map_err(|error| corrupt(self.what, error))
     }
 
+    fn flag(&self, name: &'static str) -> Result<bool, StoreError> {
+        self.row.try_get(name).map_err(|error| corrupt(self.what, error))
+    }
+
     fn time(&self, name: &'static str) -> Result<Timestamp, StoreError> {
         let value: i64 = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
         Ok(Timestamp::from_millis(value))
@@ -162,9 +166,35 @@ pub(super) fn api_key(row: &SqliteRow) -> Result<ApiKey, StoreError> {
         name: columns.text("name")?.to_owned(),
         digest: columns.parsed("digest")?,
         suffix: columns.text("suffix")?.to_owned(),
+        operator: columns.flag("operator")?,
         created_at: columns.time("created_at")?,
         last_used_at: columns.maybe_time("last_used_at")?,
         revoked_at: columns.maybe_time("revoked_at")?,
+    })
+}
+
+/// Reads a row of [`super::teams::OWNER_OF_KEY`].
+pub(super) fn identity(row: &SqliteRow) -> Result<Identity, StoreError> {
+    let columns = Columns { what: "key", row };
+    Ok(Identity {
+        team: columns.parsed("team")?,
+        key: columns.parsed("id")?,
+        operator: columns.flag("operator")?,
+    })
+}
+
+pub(super) fn audit(row: &SqliteRow) -> Result<AuditEntry, StoreError> {
+    let what = "row of the audit";
+    let columns = Columns { what, row };
+    Ok(AuditEntry {
+        at: columns.time("at")?,
+        team: columns.maybe_text("team")?.map(|text| parse(what, text)).transpose()?,
+        key: columns.maybe_text("key")?.map(|text| parse(what, text)).transpose()?,
+        request: columns.text("request")?.to_owned(),
+        action: columns.text("action")?.to_owned(),
+        target: columns.maybe_text("target")?.map(str::to_owned),
+        status: u16::try_from(columns.number("status")?).map_err(|error| corrupt(what, error))?,
+        detail: columns.maybe_text("detail")?.map(str::to_owned),
     })
 }
 

@@ -28,12 +28,13 @@ async fn a_key_works_until_it_is_revoked_and_its_secret_is_shown_once() {
     assert_eq!(team["name"], "acme");
 
     let mut out = Vec::new();
-    key_create(&store, "acme", "laptop", NOW, Format::Text, &mut out).await.unwrap();
+    key_create(&store, "acme", "laptop", false, NOW, Format::Text, &mut out).await.unwrap();
     let secret = text(out).trim_end().to_owned();
     let hex = secret.strip_prefix("e2b_").unwrap();
     assert!(hex.len() == 40 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')), "{secret}");
     let found = store.authenticate(&ApiKey::digest_of(&secret), NOW).await.unwrap().unwrap();
-    assert_eq!(found.id.to_string(), team["id"]);
+    assert_eq!(found.team.to_string(), team["id"]);
+    assert!(!found.operator);
 
     for format in [Format::Text, Format::Json] {
         let mut out = Vec::new();
@@ -62,7 +63,7 @@ async fn keys_differ_and_json_shows_the_secret_of_a_new_one() {
     let mut secrets = Vec::new();
     for _ in 0..3 {
         let mut out = Vec::new();
-        key_create(&store, "acme", "key", NOW, Format::Json, &mut out).await.unwrap();
+        key_create(&store, "acme", "key", false, NOW, Format::Json, &mut out).await.unwrap();
         let key = value(&out);
         let secret = key["secret"].as_str().unwrap().to_owned();
         assert!(secret.ends_with(key["suffix"].as_str().unwrap()));
@@ -81,7 +82,7 @@ async fn teams_are_found_by_name_and_id_and_end_with_their_keys() {
     }
     let id = store.teams().await.unwrap()[0].id.to_string();
     for team in ["acme", &id] {
-        key_create(&store, team, "key", NOW, Format::Text, &mut Vec::new()).await.unwrap();
+        key_create(&store, team, "key", false, NOW, Format::Text, &mut Vec::new()).await.unwrap();
     }
     let mut out = Vec::new();
     key_list(&store, Some("other"), Format::Json, &mut out).await.unwrap();
@@ -89,8 +90,11 @@ async fn teams_are_found_by_name_and_id_and_end_with_their_keys() {
     team_revoke(&store, &id, NOW, Format::Text, &mut Vec::new()).await.unwrap();
     for (again, said) in [
         (team_revoke(&store, "acme", NOW, Format::Text, &mut Vec::new()).await, "revoked before"),
-        (key_create(&store, "acme", "key", NOW, Format::Text, &mut Vec::new()).await, "was revoked"),
-        (key_create(&store, "nobody", "key", NOW, Format::Text, &mut Vec::new()).await, "no team nobody"),
+        (key_create(&store, "acme", "key", false, NOW, Format::Text, &mut Vec::new()).await, "was revoked"),
+        (
+            key_create(&store, "nobody", "key", false, NOW, Format::Text, &mut Vec::new()).await,
+            "no team nobody",
+        ),
         (team_create(&store, "other", NOW, Format::Text, &mut Vec::new()).await, "exists already"),
     ] {
         let error = again.unwrap_err().to_string();
