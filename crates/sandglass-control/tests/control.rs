@@ -10,6 +10,8 @@ mod clock;
 mod fixture;
 #[path = "control/lifecycle.rs"]
 mod lifecycle;
+#[path = "control/policy.rs"]
+mod policy;
 #[path = "control/restart.rs"]
 mod restart;
 #[path = "control/trouble.rs"]

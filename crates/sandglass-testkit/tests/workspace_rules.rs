@@ -173,6 +173,36 @@ fn no_file_names_a_registry_or_a_folder_of_one_machine() {
     }
 }
 
+/// Fields of a policy are private to its module, so nobody outside can decide by them; and within it, names and ranges of
+/// rules are compared with something in one file alone.
+#[test]
+fn the_rules_of_a_policy_are_read_by_the_decision_alone() {
+    let module = Path::new("crates/sandglass-egress/src/policy");
+    let within = |file: &Path| file.starts_with(module) || file == module.with_extension("rs");
+    let mut structs = BTreeSet::new();
+    for (file, text) in sources().filter(|(file, _)| within(file)) {
+        for name in
+            ["Policy", "Operator", "Feature", "Features", "Effective", "Layer", "Rule", "Rules", "Http"]
+        {
+            for open in [" {", "("] {
+                let Some((_, rest)) = text.split_once(&format!("struct {name}{open}")) else { continue };
+                let body = rest.split_once(if open == "(" { ");" } else { "\n}" }).unwrap().0;
+                let open = body.split(['\n', ',']).map(str::trim).find(|field| {
+                    field.starts_with("pub ") || field.starts_with("pub(") && !field.starts_with("pub(super)")
+                });
+                assert_eq!(open, None, "{}: a field of {name} is open", file.display());
+                structs.insert(name);
+            }
+        }
+        let is_test = file.components().any(|part| part.as_os_str() == "tests.rs");
+        let matches = ["pattern.matches(", "fn fit_target(", "rule.ports.contains(port)"];
+        for found in matches.into_iter().filter(|found| !is_test && text.contains(found)) {
+            assert!(file.ends_with("policy/decide.rs"), "{}: {found} is the decision's", file.display());
+        }
+    }
+    assert_eq!(structs.len(), 9, "{structs:?}");
+}
+
 #[test]
 fn every_barrier_of_the_threat_model_names_tests_that_exist() {
     let model = fs::read_to_string(root().join("docs/threat-model.md")).unwrap();

@@ -53,6 +53,8 @@ pub(crate) struct World {
     pub(crate) trouble: Arc<Trouble>,
     pub(crate) patience: Patience,
     pub(crate) budgets: Budgets,
+    /// What sandboxes may reach at most.
+    pub(crate) operator: Operator,
 }
 
 impl World {
@@ -65,6 +67,7 @@ impl World {
             // The wall clock of these tests jumps, and nobody wants to wait for it.
             patience: Patience { clock_check: Duration::from_millis(100), ..Patience::default() },
             budgets: Budgets::UNBOUNDED,
+            operator: Operator::default(),
         }
     }
 
@@ -111,7 +114,7 @@ impl World {
             domain: None,
             patience: self.patience,
             egress: Egress {
-                operator: Operator::default(),
+                operator: self.operator.clone(),
                 resolver: Arc::new(FixedNames::default()),
                 receipts: self.dir.path().join("receipts"),
                 retention: Retention { age: HOUR, bytes: 1 << 20 },
