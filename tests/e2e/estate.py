@@ -227,7 +227,9 @@ def outpost_in(estate: Estate, folder: Path, name: str, config: str):
     """A server of that name and configuration, which leaves nothing."""
     path = folder / f"{name}.toml"
     path.write_text(config)
-    outpost = Outpost(estate.relay, folder / f"data-{name}", "--config", str(path))
+    # Each has a way of its own: clients keep connections, which would lead to another server.
+    relay = estate.keep(Relay(estate.home))
+    outpost = Outpost(relay, folder / f"data-{name}", "--config", str(path))
     try:
         yield outpost.start()
         for box in outpost.ask("GET", "/v2/sandboxes").json():
@@ -286,7 +288,6 @@ class Estate:
         with inside(self.home):
             near = [address for address in servers if address.startswith("127.")]
             self.names += [self.keep(Names(address, others)) for address in near]
-        self.relay = self.keep(Relay(self.home))
 
     def keep(self, server):
         self.listening.append(server)
