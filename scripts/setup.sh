@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs what building, running and testing Sandglass needs on a Debian machine: Debian packages, and the
-# SDKs that the tests use, in .venv, .venv-2.45.1 and tests/js/node_modules. Run it as often as you like: it only does
-# what is missing.
+# Installs what building, running and testing Sandglass needs on a Debian machine: Debian packages, programs that the
+# tests attack with, in tests/tools, and the SDKs that they use, in .venv, .venv-2.45.1 and tests/js/node_modules. Run it
+# as often as you like: it only does what is missing.
 set -eu
 cd "$(dirname "$0")/.."
 
