@@ -15,7 +15,7 @@ use sandglass_store::{
     StoreError,
 };
 use sandglass_types::error::Chain;
-use sandglass_types::{Clock, Error, ErrorKind, SandboxId, SandboxState, TeamId, Timestamp};
+use sandglass_types::{Clock, Error, ErrorKind, Limits, SandboxId, SandboxState, TeamId, Timestamp};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
@@ -60,6 +60,8 @@ pub struct Config {
     pub patience: Patience,
     /// What sandboxes may reach.
     pub egress: Egress,
+    /// What each of them may use.
+    pub limits: Limits,
     /// What they may use together.
     pub budgets: Budgets,
     /// How long rows of the audit are kept.
@@ -218,7 +220,7 @@ impl Control {
             team,
             template: template.name.clone(),
             rootfs: template.rootfs,
-            limits: sandglass_types::Limits::default(),
+            limits: shared.config.limits,
             access_token: request.secured.then(random_token),
             metadata: request.metadata,
             env: request.env,

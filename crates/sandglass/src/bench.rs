@@ -8,13 +8,13 @@ mod cold_create;
 mod egress;
 mod exec;
 mod idle;
-mod proc;
+pub(crate) mod proc;
 mod report;
 mod server;
 mod soak;
 mod stats;
 mod transfer;
-mod wire;
+pub(crate) mod wire;
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -13,6 +13,7 @@ use fs_err as fs;
 use sandglass_egress::policy::{Features, Openings, Operator, Rules};
 use sandglass_egress::proxy::Caps;
 use sandglass_egress::retention::Retention;
+use sandglass_types::Limits;
 use serde::Deserialize;
 
 use crate::cli::{Engine, EngineChoice, LogFormat, Serve};
@@ -61,6 +62,8 @@ struct File {
     log_format: Option<LogFormat>,
     #[serde(default)]
     egress: EgressFile,
+    #[serde(default)]
+    sandbox: budgets::Sandbox,
     #[serde(default)]
     quota: Quota,
     #[serde(default)]
@@ -172,6 +175,8 @@ pub(crate) struct Config {
     pub(crate) egress: Egress,
     /// What each team may have.
     pub(crate) quota: Quota,
+    /// What each sandbox may use.
+    pub(crate) limits: Limits,
     /// What this machine gives.
     pub(crate) host: budgets::Host,
     /// How the log is written.
@@ -254,6 +259,7 @@ impl Config {
             agent_silence: Duration::from_secs(silence),
             egress: Egress::resolve(file.egress)?,
             quota: file.quota,
+            limits: file.sandbox.limits()?,
             host: file.host,
             log_format: args.log_format.or(file.log_format).unwrap_or_default(),
             keep_audit: Duration::from_secs(keep_audit * 24 * 3600),
@@ -502,6 +508,8 @@ mod tests {
         assert!(error("[egress]\nmax_mib = 0").contains("egress.max_mib must be between"));
         assert!(error("[egress]\nkeep_receipts_days = 0").contains("egress.keep_receipts_days"));
         assert!(error("[egress]\nmax_connection = 1").contains("max_connection"));
+        assert!(error("[sandbox]\ncpus = 0").contains("cpus must be between 1 and 64"));
+        assert!(error("[sandbox]\ncores = 1").contains("cores"));
         assert!(error("[quota]\nsandboxes = 0").contains("quota.sandboxes must be between 1 and"));
         assert!(error("[quota]\ncpus = -1").contains("cpus"));
         assert!(error("[quota]\nsandboxs = 1").contains("sandboxs"));

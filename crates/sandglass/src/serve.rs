@@ -130,6 +130,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
                 receipts: cell.receipts,
                 totals: Arc::default(),
             },
+            limits: config.limits,
             budgets,
             keep_audit: config.keep_audit,
             probes,

@@ -121,6 +121,7 @@ impl World {
                 caps: Caps::default(),
                 totals: Arc::default(),
             },
+            limits: sandglass_types::Limits::default(),
             budgets: self.budgets,
             keep_audit: HOUR,
             probes: None,

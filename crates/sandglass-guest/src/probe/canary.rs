@@ -6,9 +6,10 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::ExitCode;
 
+use super::isolation::Handle;
 use rustix::mount::MountFlags;
 use rustix::thread::UnshareFlags;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Where the file is that only this process's mount namespace has.
 pub(super) const HIDDEN: &str = "/tmp/hidden";
@@ -26,6 +27,15 @@ struct Told {
     abstract_socket: String,
     socket: String,
     socket_path: String,
+    /// A file whose handle is to be told.
+    file: String,
+}
+
+/// What it says once it holds them: the handle of the file.
+#[derive(Serialize)]
+struct Ready {
+    kind: i32,
+    handle: String,
 }
 
 /// Holds them.
@@ -59,11 +69,34 @@ fn hold() -> io::Result<()> {
         });
     }
     let memory = told.memory.into_bytes();
-    println!("ready");
+    println!("{}", serde_json::to_string(&handle_of(&told.file)?)?);
     loop {
         std::thread::park();
         std::hint::black_box(&memory);
     }
+}
+
+fn handle_of(path: &str) -> io::Result<Ready> {
+    let path = std::ffi::CString::new(path)?;
+    let mut handle = Handle { len: 128, kind: 0, bytes: [0; 128] };
+    let mut mount = 0;
+    // SAFETY: the path is NUL-terminated, the handle has the room that it says, and all live across the call.
+    let told = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            &raw mut handle,
+            &raw mut mount,
+            0,
+        )
+    };
+    if told < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let len = usize::try_from(handle.len).map_err(io::Error::other)?;
+    let bytes = handle.bytes.get(..len).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(Ready { kind: handle.kind, handle: bytes.iter().map(|byte| format!("{byte:02x}")).collect() })
 }
 
 fn shared_memory(key: i32, secret: &str) -> io::Result<()> {

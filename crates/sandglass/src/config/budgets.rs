@@ -6,7 +6,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use sandglass_control::Budgets;
+use sandglass_types::Limits;
 use sandglass_types::budget::Amount;
+use sandglass_types::limits::Unchecked;
 use serde::Deserialize;
 
 const MIB: u64 = 1 << 20;
@@ -50,6 +52,30 @@ pub(crate) struct Quota {
 impl Default for Quota {
     fn default() -> Self {
         Self { sandboxes: 50, cpus: 100, memory_mib: 50 << 10 }
+    }
+}
+
+/// What each sandbox may use; what is not said is as [`Limits::default`] has it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Sandbox {
+    cpus: Option<u32>,
+    memory_mib: Option<u32>,
+    disk_mib: Option<u32>,
+    processes: Option<u32>,
+}
+
+impl Sandbox {
+    /// The limits, if every number is in range.
+    pub(super) fn limits(self) -> anyhow::Result<Limits> {
+        let usual = Unchecked::from(Limits::default());
+        let limits = Unchecked {
+            cpus: self.cpus.unwrap_or(usual.cpus),
+            memory_mib: self.memory_mib.unwrap_or(usual.memory_mib),
+            disk_mib: self.disk_mib.unwrap_or(usual.disk_mib),
+            processes: self.processes.unwrap_or(usual.processes),
+        };
+        Limits::try_from(limits).context("sandbox")
     }
 }
 

@@ -12,7 +12,8 @@ use rand::RngExt as _;
 use rustix::pipe::{PipeFlags, pipe_with};
 use sandglass_linux::loopdev::LoopDevice;
 use sandglass_linux::process::{Child, Launch, run as run_program, spawn};
-use serde_json::json;
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::secrets::{Place, Secrets, fresh};
 
@@ -25,12 +26,21 @@ const DEVICE_SECRET_AT: u64 = 256;
 /// How long its file system may take to be made.
 const MKFS: Duration = Duration::from_secs(30);
 
+/// How the file system knows [`Canaries::file`].
+#[derive(Debug, Deserialize)]
+pub(super) struct Handle {
+    pub(super) kind: i32,
+    /// In hexadecimal.
+    pub(super) handle: String,
+}
+
 /// What is laid out. It ends with the stage.
 #[derive(Debug)]
 pub(super) struct Canaries {
     folder: PathBuf,
     /// Holds what only a process can hold.
     holder: Child,
+    handle: Handle,
     /// The key of its shared memory and of its queue.
     key: i32,
     device: LoopDevice,
@@ -55,14 +65,20 @@ impl Canaries {
             "abstract_socket": at(Place::AbstractSocket),
             "socket": at(Place::Socket),
             "socket_path": folder.join("socket"),
+            "file": folder.join("file"),
         });
-        let holder = holder(program, secrets, &told).context("no process as a canary")?;
-        Ok(Self { folder, holder, key, device })
+        let (holder, handle) = holder(program, secrets, &told).context("no process as a canary")?;
+        Ok(Self { folder, holder, handle, key, device })
     }
 
     /// A file of the machine, which holds [`Place::File`].
     pub(super) fn file(&self) -> PathBuf {
         self.folder.join("file")
+    }
+
+    /// How that file can be opened without its path.
+    pub(super) const fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     /// A socket that tells [`Place::Socket`] to whoever connects.
@@ -83,6 +99,13 @@ impl Canaries {
     /// The block device.
     pub(super) const fn device(&self) -> &LoopDevice {
         &self.device
+    }
+
+    /// A folder for one attack.
+    pub(super) fn fresh_folder(&self) -> anyhow::Result<PathBuf> {
+        let path = self.folder.join(fresh());
+        fs::create_dir(&path)?;
+        Ok(path)
     }
 
     /// Another file of the machine, for one attack to change: its path, and what is in it.
@@ -108,7 +131,7 @@ pub(super) fn bury(victim: &Child) -> anyhow::Result<bool> {
     Ok(alive)
 }
 
-fn holder(program: &Path, secrets: &Secrets, told: &serde_json::Value) -> anyhow::Result<Child> {
+fn holder(program: &Path, secrets: &Secrets, told: &Value) -> anyhow::Result<(Child, Handle)> {
     let (stdin, input) = pipe_with(PipeFlags::CLOEXEC)?;
     let (output, stdout) = pipe_with(PipeFlags::CLOEXEC)?;
     let launch = Launch::new(program)?
@@ -119,10 +142,8 @@ fn holder(program: &Path, secrets: &Secrets, told: &serde_json::Value) -> anyhow
     let holder = spawn(&launch)?;
     drop((launch, stdin, stdout));
     writeln!(File::from(input), "{told}")?;
-    if first_line(output)? != "ready\n" {
-        bail!("it did not get ready");
-    }
-    Ok(holder)
+    let handle = serde_json::from_str(&first_line(output)?).context("it did not get ready")?;
+    Ok((holder, handle))
 }
 
 fn first_line(output: OwnedFd) -> std::io::Result<String> {

@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use fs_err as fs;
+use sandglass_types::InstanceId;
 use serde_json::{Value, json};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OnceCell};
 
 use super::canary::Canaries;
 use super::egress::Fence;
-use super::sandbox::Sandbox;
+use super::probes::lifecycle::Cycled;
+use super::probes::limits;
+use super::sandbox::{LIFETIME, Sandbox};
 use super::secrets::{Place, Secrets};
 use super::server::{self, Endpoint, Server, Setup};
 use super::stage::{DISK, Plan};
@@ -47,11 +50,16 @@ pub(super) struct Ground {
 pub(super) struct Scene {
     pub(super) secrets: Secrets,
     pub(super) canaries: Canaries,
+    /// The cache folders of all servers.
+    pub(super) caches: Vec<PathBuf>,
     /// The strict server, to be killed and started again.
     pub(super) setup: Setup,
     pub(super) server: Mutex<Server>,
     /// Where it is tried to get something out.
     pub(super) fence: Fence,
+    pub(super) instance: InstanceId,
+    /// What many sandboxes left, once that was looked at.
+    pub(super) cycled: OnceCell<Cycled>,
     /// How many sandboxes make a proof that nothing is left.
     pub(super) cycles: u32,
 }
@@ -99,6 +107,11 @@ impl Ground {
         Sandbox::create(&self.endpoint, &self.guest, more).await
     }
 
+    /// A sandbox for this probe alone, whose guest API wants no token.
+    pub(super) async fn fresh_open(&self) -> anyhow::Result<Sandbox> {
+        Sandbox::create_open(&self.endpoint, &self.guest).await
+    }
+
     /// The stage, for probes whose witness is there.
     pub(super) fn scene(&self) -> Result<&Scene, NoStage> {
         self.stage.as_deref().ok_or(NoStage)
@@ -129,7 +142,7 @@ impl Grounds {
             folder: folder("strict"),
             cache: plan.cache.clone(),
             engine: Engine::Gvisor,
-            config: toml::to_string(&json!({"runsc": plan.runsc}))?,
+            config: toml::to_string(&json!({"runsc": plan.runsc}))? + limits::CONFIG,
             env: vec![("PROVIDER_API_KEY", secrets.at(Place::ServerEnvironment).to_owned())],
         };
         let bare_setup = Setup {
@@ -147,8 +160,20 @@ impl Grounds {
             tokio::try_join!(setup.start("127.0.0.1:0", None), bare_setup.start("127.0.0.1:0", None))?;
         let fence = Fence::new(folder("fence"), plan)?;
         let strict = server.endpoint.clone();
-        let scene =
-            Scene { secrets, canaries, setup, server: Mutex::new(server), fence, cycles: plan.cycles };
+        // Its environment is stored, for attacks that are after that.
+        let told = json!({"envVars": {"SECRET": secrets.at(Place::Store)}, "timeout": LIFETIME});
+        Sandbox::create(&strict, GUEST, &told).await?;
+        let scene = Scene {
+            secrets,
+            canaries,
+            caches: vec![plan.cache.clone(), bare_cache],
+            setup,
+            server: Mutex::new(server),
+            fence,
+            instance: plan.strict.clone(),
+            cycled: OnceCell::new(),
+            cycles: plan.cycles,
+        };
         let scene = Some(Arc::new(scene));
         let ground = |kind, endpoint, guest: &str| Ground::new(kind, endpoint, guest, Option::clone(&scene));
         Ok(Self {

@@ -2,6 +2,8 @@
 
 mod files;
 mod isolation;
+pub(super) mod lifecycle;
+pub(super) mod limits;
 
 use std::fmt;
 use std::pin::Pin;
@@ -104,7 +106,8 @@ pub(super) struct Outcome {
 
 /// All probes.
 pub(super) fn all() -> impl Iterator<Item = Probe> {
-    [isolation::PROBES, files::PROBES].into_iter().flatten().copied().chain(egress::probes())
+    let tables = [isolation::PROBES, files::PROBES, limits::PROBES, lifecycle::PROBES];
+    tables.into_iter().flatten().copied().chain(egress::probes())
 }
 
 /// Carries out all probes of these groups; an empty list means all groups.

@@ -28,6 +28,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a sandbox lives if nobody ends it, in seconds.
 pub(super) const LIFETIME: u64 = 600;
 
+/// `root:`, as basic authentication has it.
+const ROOT: &str = "Basic cm9vdDo=";
+
 /// A sandbox.
 #[derive(Debug)]
 pub(super) struct Sandbox {
@@ -52,11 +55,12 @@ impl Said {
         holds(&self.stdout, secret) || holds(&self.stderr, secret)
     }
 
-    /// Its last words, for a person. They may be lies.
+    /// Its last complaint, for a person. It may be a lie.
     pub(super) fn words(&self) -> String {
-        let text = String::from_utf8_lossy(if self.stderr.is_empty() { &self.stdout } else { &self.stderr });
+        let text = String::from_utf8_lossy(&self.stderr);
         let line = text.trim_end().rsplit('\n').next().unwrap_or_default();
-        line.chars().filter(|c| !c.is_control()).take(160).collect()
+        let line: String = line.chars().filter(|c| !c.is_control()).take(160).collect();
+        if line.is_empty() { "it met no error".to_owned() } else { line }
     }
 
     fn hear(&mut self, happening: Happening) {
@@ -91,6 +95,22 @@ impl Sandbox {
         Ok(Self { endpoint: endpoint.clone(), reach, guest: guest.to_owned() })
     }
 
+    /// Makes one whose guest API wants no token, as the first version of the API does.
+    pub(super) async fn create_open(endpoint: &Endpoint, guest: &str) -> anyhow::Result<Self> {
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("{}/sandboxes", endpoint.url))
+            .header("x-api-key", &endpoint.key)
+            .header("content-type", "application/json")
+            .body(Full::from(json!({"templateID": "base", "timeout": LIFETIME}).to_string()))?;
+        let (status, body) = send(request).await?;
+        if !status.is_success() {
+            bail!("no sandbox was made: the answer was {status}");
+        }
+        let reach = Reach::read(&serde_json::from_slice(&body)?, false)?;
+        Ok(Self { endpoint: endpoint.clone(), reach, guest: guest.to_owned() })
+    }
+
     pub(super) fn id(&self) -> &str {
         &self.reach.id
     }
@@ -105,6 +125,11 @@ impl Sandbox {
         self.run_as(words, "root", PATIENCE).await
     }
 
+    /// Runs a command as root in a folder.
+    pub(super) async fn run_in(&self, words: &[&str], folder: &str) -> anyhow::Result<Said> {
+        self.carry_out(Command { cwd: Some(folder.to_owned()), ..command(words, "root") }, PATIENCE).await
+    }
+
     /// Runs a command.
     pub(super) async fn run_as(
         &self,
@@ -112,9 +137,13 @@ impl Sandbox {
         user: &str,
         patience: Duration,
     ) -> anyhow::Result<Said> {
+        self.carry_out(command(words, user), patience).await
+    }
+
+    async fn carry_out(&self, command: Command, patience: Duration) -> anyhow::Result<Said> {
         let mut said = Said::default();
         let api = self.endpoint.api()?;
-        let followed = follow(&api, &self.reach, command(words, user), |happening| {
+        let followed = follow(&api, &self.reach, command, |happening| {
             said.hear(happening);
             Ok(())
         });
@@ -130,6 +159,42 @@ impl Sandbox {
         self.ask(Method::GET, &format!("/files?username=root&path={path}"), Bytes::new()).await
     }
 
+    /// Writes a file, and answers the status and what else was said.
+    pub(super) async fn upload(&self, path: &str, content: Bytes) -> anyhow::Result<(StatusCode, Bytes)> {
+        let path: String = path.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        self.ask(Method::POST, &format!("/files?username=root&path={path}"), content).await
+    }
+
+    /// Calls a method of the guest API that answers once.
+    pub(super) async fn call(&self, method: &str, request: &Value) -> anyhow::Result<(StatusCode, Bytes)> {
+        let uri = format!("{}/{method}", self.endpoint.url);
+        let asking = self
+            .request(Method::POST, &uri)
+            .header("content-type", "application/json")
+            .header("authorization", ROOT)
+            .header("connect-protocol-version", "1");
+        send(asking.body(Full::from(request.to_string()))?).await
+    }
+
+    /// The same sandbox, with another token or none.
+    pub(super) fn with_token(&self, token: Option<String>) -> Self {
+        let mut reach = self.reach.clone();
+        reach.token = token;
+        Self { endpoint: self.endpoint.clone(), reach, guest: self.guest.clone() }
+    }
+
+    fn request(&self, method: Method, uri: &str) -> http::request::Builder {
+        let request = Request::builder()
+            .method(method)
+            .uri(uri)
+            .header("e2b-sandbox-id", self.id())
+            .header("e2b-sandbox-port", "49983");
+        match &self.reach.token {
+            Some(token) => request.header("x-access-token", token),
+            None => request,
+        }
+    }
+
     /// Asks the guest API.
     pub(super) async fn ask(
         &self,
@@ -137,15 +202,8 @@ impl Sandbox {
         path: &str,
         body: Bytes,
     ) -> anyhow::Result<(StatusCode, Bytes)> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.endpoint.url))
-            .header("e2b-sandbox-id", self.id())
-            .header("e2b-sandbox-port", "49983")
-            .header("content-type", "application/octet-stream");
-        if let Some(token) = &self.reach.token {
-            request = request.header("x-access-token", token);
-        }
+        let request = self.request(method, &format!("{}{path}", self.endpoint.url));
+        let request = request.header("content-type", "application/octet-stream");
         send(request.body(Full::from(body))?).await
     }
 

@@ -28,7 +28,7 @@ pub(super) const DISK: &str = "/dev/shm";
 const FILE: &str = "/var/tmp";
 
 /// How large the disk can become, in bytes. Its file is sparse.
-const DISK_LEN: u64 = 64 << 30;
+const DISK_LEN: u64 = 256 << 30;
 
 /// How long its file system may take to be made.
 const MKFS: Duration = Duration::from_secs(60);

@@ -1,7 +1,11 @@
 //! Looking at the stage from outside of its sandboxes.
 
+mod counts;
+
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+
+pub(super) use counts::{Counts, Kind};
 
 /// Something that a process has open.
 #[derive(Debug, Clone, Copy)]
