@@ -16,7 +16,6 @@ mod local;
 mod privileged;
 mod serve;
 mod startup;
-#[allow(dead_code)]
 mod verify;
 
 use std::io::IsTerminal as _;

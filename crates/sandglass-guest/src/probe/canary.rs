@@ -6,10 +6,11 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::ExitCode;
 
-use super::isolation::Handle;
-use rustix::mount::MountFlags;
+use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::thread::UnshareFlags;
 use serde::{Deserialize, Serialize};
+
+use super::isolation::Handle;
 
 /// Where the file is that only this process's mount namespace has.
 pub(super) const HIDDEN: &str = "/tmp/hidden";
@@ -55,6 +56,7 @@ fn hold() -> io::Result<()> {
     let told: Told = serde_json::from_str(&line)?;
     // SAFETY: this process has one thread, and no descriptor changes its meaning.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS)? };
+    rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
     rustix::mount::mount("tmpfs", "/tmp", "tmpfs", MountFlags::empty(), None::<&std::ffi::CStr>)?;
     std::fs::write(HIDDEN, &told.mounts)?;
     shared_memory(told.key, &told.shared_memory)?;
@@ -69,11 +71,13 @@ fn hold() -> io::Result<()> {
         });
     }
     let memory = told.memory.into_bytes();
+    // Only here, so that whoever made this process knows when all is there.
     println!("{}", serde_json::to_string(&handle_of(&told.file)?)?);
-    loop {
-        std::thread::park();
-        std::hint::black_box(&memory);
-    }
+    // Until whoever made this process is gone or has no need of it.
+    io::copy(&mut io::stdin().lock(), &mut io::sink())?;
+    std::hint::black_box(&memory);
+    remove(told.key);
+    Ok(())
 }
 
 fn handle_of(path: &str) -> io::Result<Ready> {
@@ -113,6 +117,15 @@ fn shared_memory(key: i32, secret: &str) -> io::Result<()> {
     // SAFETY: the segment is as long as the secret, was just attached for writing, and stays so until this process ends.
     unsafe { std::ptr::copy_nonoverlapping(secret.as_ptr(), at.cast(), secret.len()) };
     Ok(())
+}
+
+/// Removes what would outlive this process.
+fn remove(key: i32) {
+    let nothing = std::ptr::null_mut();
+    // SAFETY: this command takes no buffer.
+    unsafe { libc::shmctl(libc::shmget(key, 0, 0), libc::IPC_RMID, nothing) };
+    // SAFETY: as above.
+    unsafe { libc::msgctl(libc::msgget(key, 0), libc::IPC_RMID, std::ptr::null_mut()) };
 }
 
 /// The longest text that is put into a queue, in bytes.

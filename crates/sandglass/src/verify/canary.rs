@@ -34,12 +34,13 @@ pub(super) struct Handle {
     pub(super) handle: String,
 }
 
-/// What is laid out. It ends with the stage.
+/// What is laid out. All of it ends with a stage.
 #[derive(Debug)]
 pub(super) struct Canaries {
     folder: PathBuf,
-    /// Holds what only a process can hold.
+    /// Holds what only a process can hold, for as long as the line to it is open.
     holder: Child,
+    line: File,
     handle: Handle,
     /// The key of its shared memory and of its queue.
     key: i32,
@@ -67,8 +68,17 @@ impl Canaries {
             "socket_path": folder.join("socket"),
             "file": folder.join("file"),
         });
-        let (holder, handle) = holder(program, secrets, &told).context("no process as a canary")?;
-        Ok(Self { folder, holder, handle, key, device })
+        let (holder, line, handle) = holder(program, secrets, &told).context("no process as a canary")?;
+        Ok(Self { folder, holder, line, handle, key, device })
+    }
+
+    /// Removes what a machine would keep of them that goes on.
+    pub(super) fn remove(self) -> anyhow::Result<()> {
+        drop(self.line);
+        match self.holder.wait(Some(Instant::now() + MKFS))? {
+            Some(_) => Ok(()),
+            None => bail!("a canary does not end"),
+        }
     }
 
     /// A file of the machine, which holds [`Place::File`].
@@ -131,7 +141,7 @@ pub(super) fn bury(victim: &Child) -> anyhow::Result<bool> {
     Ok(alive)
 }
 
-fn holder(program: &Path, secrets: &Secrets, told: &Value) -> anyhow::Result<(Child, Handle)> {
+fn holder(program: &Path, secrets: &Secrets, told: &Value) -> anyhow::Result<(Child, File, Handle)> {
     let (stdin, input) = pipe_with(PipeFlags::CLOEXEC)?;
     let (output, stdout) = pipe_with(PipeFlags::CLOEXEC)?;
     let launch = Launch::new(program)?
@@ -141,9 +151,10 @@ fn holder(program: &Path, secrets: &Secrets, told: &Value) -> anyhow::Result<(Ch
         .stdout(&stdout)?;
     let holder = spawn(&launch)?;
     drop((launch, stdin, stdout));
-    writeln!(File::from(input), "{told}")?;
+    let mut line = File::from(input);
+    writeln!(line, "{told}")?;
     let handle = serde_json::from_str(&first_line(output)?).context("it did not get ready")?;
-    Ok((holder, handle))
+    Ok((holder, line, handle))
 }
 
 fn first_line(output: OwnedFd) -> std::io::Result<String> {

@@ -23,33 +23,31 @@ use crate::guest_binary;
 /// The guest's binary in a sandbox of gVisor.
 pub(super) const GUEST: &str = "/usr/lib/sandglass/guest";
 
-/// How much of its sandboxes a ground protects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// All, as a server does that was delivered so.
-    Strict,
-    /// Nothing: they are processes of the stage, as root.
-    Bare,
-}
-
 /// A server, as attacks use it.
 #[derive(Debug)]
 pub(super) struct Ground {
-    pub(super) kind: Kind,
     pub(super) endpoint: Endpoint,
+    /// What attacks are after, if it is on this machine.
+    around: Option<Arc<Surroundings>>,
     /// What all grounds of a stage share. There is none if the server is not on a stage.
-    pub(super) stage: Option<Arc<Scene>>,
+    stage: Option<Arc<Scene>>,
     /// The guest's binary inside.
     guest: String,
     /// The sandbox of probes that do it no harm.
     shared: Mutex<Option<Arc<Sandbox>>>,
 }
 
+/// What is around the sandboxes of servers of this machine.
+#[derive(Debug)]
+pub(super) struct Surroundings {
+    pub(super) secrets: Secrets,
+    pub(super) canaries: Canaries,
+}
+
 /// What is on the stage besides servers.
 #[derive(Debug)]
 pub(super) struct Scene {
-    pub(super) secrets: Secrets,
-    pub(super) canaries: Canaries,
+    pub(super) around: Arc<Surroundings>,
     /// The cache folders of all servers.
     pub(super) caches: Vec<PathBuf>,
     /// The strict server, to be killed and started again.
@@ -84,9 +82,19 @@ pub(super) struct Weak {
 }
 
 impl Ground {
-    pub(super) fn new(kind: Kind, endpoint: Endpoint, guest: &str, stage: Option<Arc<Scene>>) -> Arc<Self> {
-        let shared = Mutex::default();
-        Arc::new(Self { kind, endpoint, stage, guest: guest.to_owned(), shared })
+    /// Where a server is that is not on a stage.
+    pub(super) fn there(endpoint: Endpoint, guest: String, around: Option<Arc<Surroundings>>) -> Arc<Self> {
+        Arc::new(Self { endpoint, around, stage: None, guest, shared: Mutex::default() })
+    }
+
+    fn on_stage(scene: &Arc<Scene>, endpoint: Endpoint, guest: &str) -> Arc<Self> {
+        let (around, stage) = (Some(Arc::clone(&scene.around)), Some(Arc::clone(scene)));
+        Arc::new(Self { endpoint, around, stage, guest: guest.to_owned(), shared: Mutex::default() })
+    }
+
+    /// What attacks are after, for probes whose witness looks at that.
+    pub(super) fn around(&self) -> Result<&Surroundings, NoStage> {
+        self.around.as_deref().ok_or(NoStage)
     }
 
     /// A sandbox that other probes use, too. One that an attack ended is replaced.
@@ -163,9 +171,9 @@ impl Grounds {
         // Its environment is stored, for attacks that are after that.
         let told = json!({"envVars": {"SECRET": secrets.at(Place::Store)}, "timeout": LIFETIME});
         Sandbox::create(&strict, GUEST, &told).await?;
-        let scene = Scene {
-            secrets,
-            canaries,
+        let around = Arc::new(Surroundings { secrets, canaries });
+        let scene = Arc::new(Scene {
+            around,
             caches: vec![plan.cache.clone(), bare_cache],
             setup,
             server: Mutex::new(server),
@@ -173,12 +181,10 @@ impl Grounds {
             instance: plan.strict.clone(),
             cycled: OnceCell::new(),
             cycles: plan.cycles,
-        };
-        let scene = Some(Arc::new(scene));
-        let ground = |kind, endpoint, guest: &str| Ground::new(kind, endpoint, guest, Option::clone(&scene));
+        });
         Ok(Self {
-            strict: ground(Kind::Strict, strict, GUEST),
-            weak: Some(Weak { bare: ground(Kind::Bare, bare.endpoint, &bare_guest) }),
+            strict: Ground::on_stage(&scene, strict, GUEST),
+            weak: Some(Weak { bare: Ground::on_stage(&scene, bare.endpoint, &bare_guest) }),
         })
     }
 }

@@ -100,7 +100,7 @@ impl Setup {
     }
 
     pub(super) fn log_tail(&self) -> String {
-        const LINES: usize = 40;
+        const LINES: usize = 20;
         let text = fs::read(self.log()).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().collect();

@@ -115,7 +115,7 @@ async fn name(way: Way, path: &std::path::Path, sandbox: &Sandbox) -> anyhow::Re
 }
 
 async fn read(aim: Aim<'_>, way: Way) -> anyhow::Result<Sight> {
-    let scene = aim.ground.scene()?;
+    let scene = aim.ground.around()?;
     let sandbox = aim.ground.sandbox().await?;
     let name = name(way, &scene.canaries.file(), &sandbox).await?;
     let (status, body) = sandbox.download(&name).await?;
@@ -127,7 +127,7 @@ async fn read(aim: Aim<'_>, way: Way) -> anyhow::Result<Sight> {
 }
 
 async fn write(aim: Aim<'_>, way: Way) -> anyhow::Result<Sight> {
-    let (path, before) = aim.ground.scene()?.canaries.fresh_file()?;
+    let (path, before) = aim.ground.around()?.canaries.fresh_file()?;
     let sandbox = aim.ground.sandbox().await?;
     let name = name(way, &path, &sandbox).await?;
     let (status, _) = sandbox.upload(&name, fresh().into()).await?;
@@ -141,7 +141,7 @@ async fn write(aim: Aim<'_>, way: Way) -> anyhow::Result<Sight> {
 }
 
 async fn list(aim: Aim<'_>) -> anyhow::Result<Sight> {
-    let (path, _) = aim.ground.scene()?.canaries.fresh_file()?;
+    let (path, _) = aim.ground.around()?.canaries.fresh_file()?;
     let folder = path.parent().context("a file is in a folder")?.to_string_lossy().into_owned();
     let name = path.file_name().context("a file has a name")?.to_string_lossy().into_owned();
     let request = json!({"path": folder, "depth": 1});
@@ -155,7 +155,7 @@ async fn list(aim: Aim<'_>) -> anyhow::Result<Sight> {
 }
 
 async fn take(aim: Aim<'_>, verb: &str) -> anyhow::Result<Sight> {
-    let (path, _) = aim.ground.scene()?.canaries.fresh_file()?;
+    let (path, _) = aim.ground.around()?.canaries.fresh_file()?;
     let text = path.to_string_lossy();
     let moved = path.with_extension("moved");
     let request = match verb {
@@ -176,7 +176,7 @@ async fn take(aim: Aim<'_>, verb: &str) -> anyhow::Result<Sight> {
 }
 
 async fn start(aim: Aim<'_>) -> anyhow::Result<Sight> {
-    let scene = aim.ground.scene()?;
+    let scene = aim.ground.around()?;
     let file = scene.canaries.file();
     let folder = file.parent().context("a file is in a folder")?.to_string_lossy().into_owned();
     let said = aim.ground.sandbox().await?.run_in(&["cat", "file"], &folder).await;
@@ -286,7 +286,6 @@ async fn revoked(aim: Aim<'_>) -> anyhow::Result<Sight> {
 
 /// The agent is process 1 inside; where nothing isolates, it is the parent of what it starts.
 async fn memory(aim: Aim<'_>) -> anyhow::Result<Sight> {
-    aim.ground.scene()?;
     let sandbox = aim.ground.sandbox().await?;
     let said = sandbox.run(&["sh", "-c", "echo $PPID"]).await?;
     let agent = String::from_utf8_lossy(&said.stdout).trim().to_owned();

@@ -9,7 +9,7 @@ use sandglass_linux::netlink::Rtnetlink;
 use super::{Aim, Attack, Control, Group, Probe};
 use crate::verify::canary::bury;
 use crate::verify::checklist::Point;
-use crate::verify::ground::Scene;
+use crate::verify::ground::Surroundings;
 use crate::verify::judge::Sight;
 use crate::verify::secrets::{Place, fresh, holds};
 use crate::verify::witness::{Held, holder_of};
@@ -135,7 +135,7 @@ pub(super) const PROBES: &[Probe] = &[
     ),
     probe("isolation.host-interface", "change an interface of the machine", |aim| Box::pin(interface(aim))),
     about_keys("isolation.provider-key", "find a key that is in the server's environment", |aim| {
-        Box::pin(secret(aim, "environment", Place::ServerEnvironment, none))
+        Box::pin(provider_key(aim))
     }),
     about_keys("isolation.server-store", "find what the server stores of another sandbox", |aim| {
         Box::pin(store(aim))
@@ -147,9 +147,9 @@ const CORE_PATTERN: &str = "/proc/sys/kernel/core_pattern";
 const NONE: [&str; 0] = [];
 
 /// The arguments of an attack.
-type Args = fn(&Scene) -> Vec<String>;
+type Args = fn(&Surroundings) -> Vec<String>;
 
-fn none(_: &Scene) -> Vec<String> {
+fn none(_: &Surroundings) -> Vec<String> {
     Vec::new()
 }
 
@@ -157,34 +157,34 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-fn file(scene: &Scene) -> Vec<String> {
+fn file(scene: &Surroundings) -> Vec<String> {
     vec![text(&scene.canaries.file())]
 }
 
-fn socket(scene: &Scene) -> Vec<String> {
+fn socket(scene: &Surroundings) -> Vec<String> {
     vec![text(&scene.canaries.socket())]
 }
 
-fn handle(scene: &Scene) -> Vec<String> {
+fn handle(scene: &Surroundings) -> Vec<String> {
     let handle = scene.canaries.handle();
     vec![handle.kind.to_string(), handle.handle.clone()]
 }
 
-fn holder(scene: &Scene) -> Vec<String> {
+fn holder(scene: &Surroundings) -> Vec<String> {
     vec![scene.canaries.holder().to_string()]
 }
 
-fn ipc_key(scene: &Scene) -> Vec<String> {
+fn ipc_key(scene: &Surroundings) -> Vec<String> {
     vec![scene.canaries.key().to_string()]
 }
 
 /// Major and minor number of the disk: those of loop devices are 7 and their index.
-fn disk(scene: &Scene) -> Vec<String> {
+fn disk(scene: &Surroundings) -> Vec<String> {
     vec!["7".to_owned(), scene.canaries.device().index().to_string()]
 }
 
 async fn secret(aim: Aim<'_>, attack: &str, place: Place, args: Args) -> anyhow::Result<Sight> {
-    let scene = aim.ground.scene()?;
+    let scene = aim.ground.around()?;
     let args = args(scene);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let said = aim.ground.sandbox().await?.probe(attack, &args).await?;
@@ -196,7 +196,7 @@ async fn secret(aim: Aim<'_>, attack: &str, place: Place, args: Args) -> anyhow:
 }
 
 async fn held(aim: Aim<'_>, attack: &str, args: &[&str], what: Held<'_>) -> anyhow::Result<Sight> {
-    aim.ground.scene()?;
+    aim.ground.around()?;
     let sandbox = aim.ground.sandbox().await?;
     let holding = sandbox.hold(attack, args).await?;
     let holder = holder_of(what);
@@ -220,7 +220,7 @@ async fn groups(aim: Aim<'_>) -> anyhow::Result<Sight> {
 }
 
 async fn write(aim: Aim<'_>) -> anyhow::Result<Sight> {
-    let (path, before) = aim.ground.scene()?.canaries.fresh_file()?;
+    let (path, before) = aim.ground.around()?.canaries.fresh_file()?;
     let said = aim.ground.sandbox().await?.probe("write", &[&text(&path), &fresh()]).await?;
     let now = fs::read_to_string(&path)?;
     fs::remove_file(&path)?;
@@ -264,7 +264,7 @@ fn marked(folder: &Path, mark: &str) -> std::io::Result<Option<String>> {
 }
 
 async fn kill(aim: Aim<'_>) -> anyhow::Result<Sight> {
-    let victim = aim.ground.scene()?.canaries.victim()?;
+    let victim = aim.ground.around()?.canaries.victim()?;
     let said = aim.ground.sandbox().await?.probe("kill", &[&victim.pid().to_string()]).await;
     let alive = bury(&victim)?;
     let words = said?.words();
@@ -277,7 +277,7 @@ async fn kill(aim: Aim<'_>) -> anyhow::Result<Sight> {
 
 async fn renice(aim: Aim<'_>) -> anyhow::Result<Sight> {
     const NICE: i32 = 11;
-    let victim = aim.ground.scene()?.canaries.victim()?;
+    let victim = aim.ground.around()?.canaries.victim()?;
     let pid = victim.pid().to_string();
     let said = aim.ground.sandbox().await?.probe("renice", &[&pid, &NICE.to_string()]).await;
     let now = rustix::process::getpriority_process(rustix::process::Pid::from_raw(victim.pid()));
@@ -291,7 +291,7 @@ async fn renice(aim: Aim<'_>) -> anyhow::Result<Sight> {
 }
 
 async fn trace(aim: Aim<'_>) -> anyhow::Result<Sight> {
-    let victim = aim.ground.scene()?.canaries.victim()?;
+    let victim = aim.ground.around()?.canaries.victim()?;
     let sandbox = aim.ground.sandbox().await?;
     let held = sandbox.hold("trace", &[&victim.pid().to_string()]).await;
     let status = fs::read_to_string(format!("/proc/{}/status", victim.pid()));
@@ -310,11 +310,13 @@ async fn trace(aim: Aim<'_>) -> anyhow::Result<Sight> {
 }
 
 async fn hostname(aim: Aim<'_>) -> anyhow::Result<Sight> {
-    aim.ground.scene()?;
+    aim.ground.around()?;
     let name = fresh();
+    let before = rustix::system::uname().nodename().to_owned();
     let said = aim.ground.sandbox().await?.probe("hostname", &[&name]).await?;
     let now = rustix::system::uname().nodename().to_string_lossy().into_owned();
     Ok(if now == name {
+        rustix::system::sethostname(before.to_bytes())?;
         Sight::Reached("the machine has the name".into())
     } else {
         Sight::Held(format!("the machine has not the name ({})", said.words()))
@@ -324,7 +326,7 @@ async fn hostname(aim: Aim<'_>) -> anyhow::Result<Sight> {
 async fn write_disk(aim: Aim<'_>) -> anyhow::Result<Sight> {
     /// In the first block, which ext4 leaves to boot loaders, behind the secret.
     const AT: u64 = 512;
-    let scene = aim.ground.scene()?;
+    let scene = aim.ground.around()?;
     let (disk, mark) = (disk(scene), fresh());
     let [major, minor] = disk.as_slice() else { anyhow::bail!("a disk has two numbers") };
     let said =
@@ -340,7 +342,7 @@ async fn write_disk(aim: Aim<'_>) -> anyhow::Result<Sight> {
 }
 
 async fn mounts(aim: Aim<'_>) -> anyhow::Result<Sight> {
-    let folder = aim.ground.scene()?.canaries.fresh_folder()?;
+    let folder = aim.ground.around()?.canaries.fresh_folder()?;
     let sandbox = aim.ground.sandbox().await?;
     let holding = sandbox.hold("mount", &[&text(&folder)]).await?;
     let seen = mount::below(&folder)?;
@@ -354,7 +356,7 @@ async fn mounts(aim: Aim<'_>) -> anyhow::Result<Sight> {
 }
 
 async fn key(aim: Aim<'_>) -> anyhow::Result<Sight> {
-    aim.ground.scene()?;
+    aim.ground.around()?;
     let name = fresh();
     let sandbox = aim.ground.sandbox().await?;
     let holding = sandbox.hold("key", &[&name]).await?;
@@ -368,7 +370,7 @@ async fn key(aim: Aim<'_>) -> anyhow::Result<Sight> {
 }
 
 async fn interface(aim: Aim<'_>) -> anyhow::Result<Sight> {
-    aim.ground.scene()?;
+    aim.ground.around()?;
     // Of the loopback's own range, and none that anything is likely to use.
     let [a, b, ..] = rand::random::<[u8; 2]>();
     let address = std::net::Ipv4Addr::new(127, 77, a, b.max(1));
@@ -386,10 +388,16 @@ async fn interface(aim: Aim<'_>) -> anyhow::Result<Sight> {
     })
 }
 
+/// The servers of a stage have such a key, or one that looks like it.
+async fn provider_key(aim: Aim<'_>) -> anyhow::Result<Sight> {
+    aim.ground.scene()?;
+    secret(aim, "environment", Place::ServerEnvironment, none).await
+}
+
 /// The environment of another sandbox lies in the server's store, in the file or in its log.
 async fn store(aim: Aim<'_>) -> anyhow::Result<Sight> {
     let scene = aim.ground.scene()?;
-    let secret = scene.secrets.at(Place::Store);
+    let secret = scene.around.secrets.at(Place::Store);
     let mut told = String::new();
     for name in ["store.db", "store.db-wal"] {
         let path = text(&scene.setup.data().join("serve").join(name));

@@ -161,9 +161,9 @@ enum Planted {
 
 impl Planted {
     fn of(scene: &Scene, kind: Kind) -> anyhow::Result<Self> {
-        let folder = || scene.canaries.fresh_folder();
+        let folder = || scene.around.canaries.fresh_folder();
         Ok(match kind {
-            Kind::Processes => Self::Process(scene.canaries.victim()?),
+            Kind::Processes => Self::Process(scene.around.canaries.victim()?),
             Kind::Mounts => {
                 let folder = folder()?;
                 rustix::mount::mount_bind(&folder, &folder)?;
@@ -271,7 +271,10 @@ async fn server_killed(aim: Aim<'_>) -> anyhow::Result<Sight> {
         sandbox.kill().await.context("a sandbox was lost")?;
     }
     let after = back_to(scene, &before).await?;
-    tracing::debug!(log = scene.setup.log_tail(), excess = after.excess(&before), "after the kill");
+    let excess = after.excess(&before);
+    if !excess.is_empty() {
+        tracing::error!(excess, log = scene.setup.log_tail(), "the next server did not end all that there was");
+    }
     let excess = if aim.control { orphaned.excess(&before) } else { after.excess(&before) };
     Ok(if excess.is_empty() {
         Sight::Held("the next server ended all that it had".into())
