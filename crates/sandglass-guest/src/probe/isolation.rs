@@ -156,20 +156,15 @@ fn unhex(text: &str) -> io::Result<Vec<u8>> {
 fn pivot(args: &[String]) -> io::Result<()> {
     let path = argument(args, 0)?.trim_start_matches('/');
     let new = own_folder("new-root")?;
-    // Another namespace's mounts can't be bound, so before there is an own one.
-    let foreign = rustix::mount::mount_bind_recursive("/proc/1/root", &new);
+    // Before anything is mounted, so that nothing of it stays where others would see it.
     // SAFETY: this process has one thread, and no descriptor changes its meaning.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS)? };
-    if foreign.is_err() {
+    if rustix::mount::mount_bind_recursive("/proc/1/root", &new).is_err() {
         rustix::mount::mount_bind_recursive("/", &new)?;
     }
     let pivoted = rustix::process::pivot_root(&new, new.join("mnt"));
     let root = if pivoted.is_ok() { Path::new("/") } else { &new };
-    let read = read_all([root.join(path)]);
-    if foreign.is_ok() && pivoted.is_err() {
-        rustix::mount::unmount(&new, rustix::mount::UnmountFlags::DETACH)?;
-    }
-    read
+    read_all([root.join(path)])
 }
 
 /// A folder of this process's own.

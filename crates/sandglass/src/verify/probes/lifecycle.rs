@@ -273,7 +273,11 @@ async fn server_killed(aim: Aim<'_>) -> anyhow::Result<Sight> {
     let after = back_to(scene, &before).await?;
     let excess = after.excess(&before);
     if !excess.is_empty() {
-        tracing::error!(excess, log = scene.setup.log_tail(), "the next server did not end all that there was");
+        tracing::error!(
+            excess,
+            log = scene.setup.log_tail(),
+            "the next server did not end all that there was"
+        );
     }
     let excess = if aim.control { orphaned.excess(&before) } else { after.excess(&before) };
     Ok(if excess.is_empty() {
