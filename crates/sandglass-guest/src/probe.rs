@@ -39,7 +39,9 @@ pub(crate) fn main(mut args: impl Iterator<Item = String>) -> ExitCode {
         eprintln!("no probe {name:?}");
         return ExitCode::from(2);
     };
-    match attack(&args) {
+    let outcome = attack(&args);
+    isolation::clear_up();
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

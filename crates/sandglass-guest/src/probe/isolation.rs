@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::MountFlags;
@@ -167,13 +168,30 @@ fn pivot(args: &[String]) -> io::Result<()> {
     read_all([root.join(path)])
 }
 
+/// The folders that this process made.
+static OWN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Takes away what this process made, if it is where others would find it.
+pub(super) fn clear_up() {
+    let own = std::mem::take(&mut *OWN.lock().unwrap_or_else(PoisonError::into_inner));
+    for folder in own {
+        // What is mounted first; there may be nothing of all of it.
+        while rustix::mount::unmount(&folder, rustix::mount::UnmountFlags::DETACH).is_ok() {}
+        let _absent = fs::remove_file(folder.join("node"));
+        let _absent = fs::remove_dir(&folder);
+    }
+}
+
 /// A folder of this process's own.
 pub(super) fn own_folder(name: &str) -> io::Result<PathBuf> {
     let mut last = Last::default();
     for parent in [Path::new("/tmp"), Path::new("/run"), Path::new("/dev/shm"), Path::new(".")] {
         let folder = parent.join(format!("{name}-{}", std::process::id()));
         match fs::create_dir_all(&folder).and_then(|()| fs::canonicalize(&folder)) {
-            Ok(folder) => return Ok(folder),
+            Ok(folder) => {
+                OWN.lock().unwrap_or_else(PoisonError::into_inner).push(folder.clone());
+                return Ok(folder);
+            }
             Err(error) => last.see(Err(error)),
         }
     }

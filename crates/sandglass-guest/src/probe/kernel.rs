@@ -14,7 +14,7 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::mount::MountFlags;
 
 use super::canary::{ABSTRACT, MESSAGE, Message};
-use super::isolation::{mounted, own_folder};
+use super::isolation::{clear_up, mounted, own_folder};
 use super::{Attack, Last, argument, hold, number, secrets_in, tell};
 
 /// By name.
@@ -146,7 +146,10 @@ fn sysfs(_: &[String]) -> io::Result<()> {
 /// A device of the machine by its number, held open.
 fn device(args: &[String]) -> io::Result<()> {
     let node = node(FileType::CharacterDevice, number(args, 0)?, number(args, 1)?)?;
-    hold(fs::File::open(node)?)
+    let device = fs::File::open(node)?;
+    // Who is ended can't do it later.
+    clear_up();
+    hold(device)
 }
 
 /// A descriptor that a system call of this number answered, held.
