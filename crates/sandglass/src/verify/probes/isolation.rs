@@ -1,6 +1,7 @@
 //! The machine below the sandbox.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use sandglass_linux::mount;
@@ -142,6 +143,9 @@ pub(super) const PROBES: &[Probe] = &[
     }),
 ];
 
+/// How long a process that was killed may take to end.
+const DYING: Duration = Duration::from_secs(1);
+
 const CORE_PATTERN: &str = "/proc/sys/kernel/core_pattern";
 
 const NONE: [&str; 0] = [];
@@ -266,7 +270,9 @@ fn marked(folder: &Path, mark: &str) -> std::io::Result<Option<String>> {
 async fn kill(aim: Aim<'_>) -> anyhow::Result<Sight> {
     let victim = aim.ground.around()?.canaries.victim()?;
     let said = aim.ground.sandbox().await?.probe("kill", &[&victim.pid().to_string()]).await;
-    let alive = bury(&victim)?;
+    // One that was killed takes a moment to end.
+    let alive = !victim.pidfd().wait_end(Some(Instant::now() + DYING))?;
+    bury(&victim)?;
     let words = said?.words();
     Ok(if alive {
         Sight::Held(format!("the process lives ({words})"))

@@ -196,7 +196,7 @@ impl Planted {
 
     fn remove(self) -> anyhow::Result<()> {
         match self {
-            Self::Process(process) => bury(&process).map(drop),
+            Self::Process(process) => bury(&process),
             Self::Mount(folder) => Ok(rustix::mount::unmount(folder, rustix::mount::UnmountFlags::DETACH)?),
             Self::Loop(_) | Self::Namespace(_) => Ok(()),
             Self::Folder(folder) => Ok(fs::remove_dir(folder)?),
