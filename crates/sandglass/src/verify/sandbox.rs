@@ -220,8 +220,13 @@ impl Sandbox {
 
     /// Starts an attack as root that holds on to what it got, and waits until it says that it did, or gave up.
     pub(super) async fn hold(&self, name: &str, args: &[&str]) -> anyhow::Result<Holding> {
+        self.hold_as(name, args, "root").await
+    }
+
+    /// The same, as a user.
+    pub(super) async fn hold_as(&self, name: &str, args: &[&str], user: &str) -> anyhow::Result<Holding> {
         let words = [&[self.guest.as_str(), "probe", name], args].concat();
-        let (api, command) = (self.endpoint.api()?, command(&words, "root"));
+        let (api, command) = (self.endpoint.api()?, command(&words, user));
         let reach = self.reach.clone();
         let (ready, wait) = oneshot::channel();
         let mut ready = Some(ready);

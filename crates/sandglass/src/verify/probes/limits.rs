@@ -48,6 +48,9 @@ const SLOWER: f64 = 3.0;
 /// How long an attack is watched.
 const WATCH: Duration = Duration::from_secs(15);
 
+/// How long what was used up is looked at, once it was.
+const SETTLE: Duration = Duration::from_millis(500);
+
 /// Between two looks.
 const INTERVAL: Duration = Duration::from_millis(50);
 
@@ -200,10 +203,14 @@ async fn uses_up(
 ) -> anyhow::Result<Sight> {
     aim.ground.scene()?;
     let sandbox = aim.ground.fresh(&json!({})).await?;
-    let words = [&[sandbox.guest.as_str(), "probe"], attack].concat();
-    // It ends by itself, is ended, or goes on: all three are answers.
-    let attack = timeout(WATCH, sandbox.run_as(&words, user, WATCH));
-    let (more, _) = most(used, attack).await?;
+    let (name, args) = attack.split_first().context("an attack has a name")?;
+    // It holds what it got, ends by itself, or is ended: all three are answers.
+    let attack = async {
+        let held = timeout(WATCH, sandbox.hold_as(name, args, user)).await;
+        sleep(SETTLE).await;
+        drop(held);
+    };
+    let (more, ()) = most(used, attack).await?;
     // It may have ended itself.
     let _ended = sandbox.kill().await;
     Ok(if more > limit {
