@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -21,6 +22,20 @@ OLD_SDK = version("e2b") == "2.45.1"
 # The first start on a machine prepares the template, which downloads packages.
 READY_WITHIN = 600
 STOP_WITHIN = 30
+
+
+def cgroups_named(name: str) -> list[Path]:
+    """The control groups of that name in all hierarchies, while other servers make and remove theirs."""
+    return [Path(folder) for folder, _, _ in os.walk("/sys/fs/cgroup") if os.path.basename(folder) == name]
+
+
+def loop_files() -> list[str]:
+    """What loop devices are attached to, while other servers attach and detach theirs."""
+    files = []
+    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            files.append(file.read_text())
+    return files
 
 
 def until(condition, within: float = 10.0, what: str = "the condition"):

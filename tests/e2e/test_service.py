@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from e2b import Sandbox
-from support import PROGRAM, ROOT, Server, until
+from support import PROGRAM, ROOT, Server, cgroups_named, until
 
 UNIT = ROOT / "packaging/sandglass.service"
 CGROUPS = Path("/sys/fs/cgroup")
@@ -78,7 +78,7 @@ def test_a_restart_leaves_sandboxes_running(service, groups):
     box.files.write("/tmp/mark", "kept")
     command = box.commands.run("until [ -e /tmp/go ]; do sleep 0.05; done; echo went on", background=True, timeout=0)
     instance = (service.data_dir / "instance").read_text().strip()
-    leaves = list(CGROUPS.glob(f"**/sandglass-{instance}/{box.sandbox_id}"))
+    leaves = [group for group in cgroups_named(box.sandbox_id) if group.parent.name == f"sandglass-{instance}"]
     sandbox = set.union(*(members(leaf) for leaf in leaves))
     engine = {pid for pid in sandbox if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"runsc-")}
     assert engine, "the sandbox has no processes"

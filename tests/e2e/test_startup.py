@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support import PROGRAM, STOP_WITHIN, children_of, until
+from support import PROGRAM, STOP_WITHIN, cgroups_named, children_of, loop_files, until
 
 CACHE = "/var/cache/sandglass"
 
@@ -65,9 +65,8 @@ def assert_nothing_left(place, data="data"):
     instance = Path(folder, "instance")
     if instance.exists():
         name = f"sandglass-{instance.read_text().strip()}"
-        assert not list(Path("/sys/fs/cgroup").glob(f"**/{name}"))
-    loops = [path.read_text() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
-    assert not any(folder in loop for loop in loops)
+        assert not cgroups_named(name)
+    assert not any(folder in loop for loop in loop_files())
     if Path(folder).is_dir():
         assert subprocess.run(["flock", "--nonblock", folder, "true"]).returncode == 0, "the folder is locked"
 
@@ -409,7 +408,7 @@ def test_doctor_finds_this_machine_good_and_leaves_nothing(place):
     assert verdicts["a trial sandbox"] == verdicts["overlay file system"] == verdicts["loop devices"] == "good"
     assert list(place.iterdir()) == []
     assert Path("/proc/self/mountinfo").read_text().count(str(place)) == mounts
-    assert not list(Path("/sys/fs/cgroup").glob(f"*/sandglass-doctor-{os.getpid()}"))
+    assert not cgroups_named(f"sandglass-doctor-{os.getpid()}")
 
 
 def test_doctor_without_root_says_what_it_could_not_look_at(place):
@@ -437,12 +436,7 @@ def test_a_doctor_that_is_killed_leaves_nothing(place):
     process = subprocess.Popen([PROGRAM, "doctor", "--data-dir", str(place / "data")], stdout=subprocess.DEVNULL)
 
     def attached():
-        files = Path("/sys/block").glob("loop*/loop/backing_file")
-        texts = []
-        for file in files:
-            with contextlib.suppress(OSError):
-                texts.append(file.read_text())
-        return any(str(place) in text for text in texts)
+        return any(str(place) in file for file in loop_files())
 
     until(lambda: attached() or process.poll() is not None, within=60, what="a loop device of the doctor's")
     process.kill()
@@ -452,4 +446,4 @@ def test_a_doctor_that_is_killed_leaves_nothing(place):
     assert list(place.iterdir()) == []
     code, said = doctor(place)
     assert code == 0, said
-    assert not list(Path("/sys/fs/cgroup").glob(f"**/sandglass-doctor-{process.pid}"))
+    assert not cgroups_named(f"sandglass-doctor-{process.pid}")

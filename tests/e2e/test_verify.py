@@ -31,7 +31,7 @@ def verify(*options: str, **env: str) -> tuple[int, list[dict]]:
         env=os.environ | env,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=840,
     )
     assert result.stdout, result.stderr
     return result.returncode, json.loads(result.stdout)["probes"]
@@ -48,6 +48,7 @@ def stage_of(process: subprocess.Popen) -> list[str]:
 
 
 @pytest.mark.alone
+@pytest.mark.timeout(900)
 def test_every_attack_fails_and_every_control_succeeds():
     before = traces()
     code, probes = verify("--cycles", "24")
