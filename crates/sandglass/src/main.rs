@@ -12,6 +12,7 @@ mod failpoints;
 mod guest_binary;
 mod indexes;
 mod ledger;
+mod link;
 mod local;
 mod privileged;
 mod serve;

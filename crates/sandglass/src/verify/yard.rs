@@ -13,14 +13,15 @@ mod names;
 mod witness;
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use fs_err as fs;
 use rustix::mount::mount_bind;
 use sandglass_linux::namespace::Netns;
-use sandglass_linux::netlink::{Mac, Rtnetlink, VethPeer};
+use sandglass_linux::netlink::Rtnetlink;
+
+use crate::link::{End, join};
 
 pub(super) use names::{ALIAS, ALLOWED, DENIED, REBOUND, SECOND, leading_to};
 pub(super) use witness::{Nonce, Post, Sighting, Witness};
@@ -79,21 +80,9 @@ impl Yard {
         fs::write(&resolv_conf, format!("nameserver {WORLD}\n"))?;
         mount_bind(&resolv_conf, RESOLV_CONF).context("the name service could not be replaced")?;
         let (home, world) = (Netns::current()?, Netns::create()?);
-        let link = |netns: &Netns, name: &str, address: Ipv4Addr| {
-            netns.run(|| {
-                let mut netlink = Rtnetlink::open()?;
-                netlink.set_up(netlink.index("lo")?)?;
-                let index = netlink.index(name)?;
-                netlink.add_address(index, address, LINK_PREFIX)?;
-                netlink.set_up(index)
-            })?
-        };
-        home.run(|| {
-            let peer = VethPeer { name: "yard1", mac: Mac([2, 0, 0, 0x5a, 0, 2]), netns: world.as_fd() };
-            Rtnetlink::open()?.add_veth("yard0", Mac([2, 0, 0, 0x5a, 0, 1]), &peer)
-        })??;
-        link(&home, "yard0", HOME)?;
-        link(&world, "yard1", WORLD)?;
+        let here = End { netns: &home, name: "yard0", address: HOME };
+        let there = End { netns: &world, name: "yard1", address: WORLD };
+        join(&here, &there, LINK_PREFIX)?;
         home.run(|| {
             let mut netlink = Rtnetlink::open()?;
             let index = netlink.index("yard0")?;

@@ -8,14 +8,14 @@
 use std::ffi::CString;
 use std::io::Write as _;
 use std::net::Ipv4Addr;
-use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 
 use anyhow::Context as _;
 use sandglass_linux::mount::{Mount, MountNamespace, Propagation};
 use sandglass_linux::namespace::Netns;
-use sandglass_linux::netlink::{Mac, Rtnetlink, VethPeer};
 use tempfile::NamedTempFile;
+
+use crate::link::{End, join};
 
 /// What the upstream is called (RFC 2606, 2), and where it is (RFC 5737, 3); the server's settings have both.
 pub(super) const NAME: &str = "upstream.example";
@@ -25,9 +25,6 @@ const NEAR_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 const PREFIX_LEN: u8 = 24;
 
 const MS_BIND: u64 = 4096;
-
-const NEAR_MAC: Mac = Mac([0x02, 0x0b, 0, 0, 0, 1]);
-const FAR_MAC: Mac = Mac([0x02, 0x0b, 0, 0, 0, 2]);
 
 /// Both, and the file by which the server finds the upstream.
 pub(crate) struct Network {
@@ -40,14 +37,9 @@ pub(crate) struct Network {
 impl Network {
     pub(crate) fn make() -> anyhow::Result<Self> {
         let (near, far) = (Netns::create()?, Netns::create()?);
-        near.run(|| {
-            let mut here = Rtnetlink::open()?;
-            let peer = VethPeer { name: "near", mac: FAR_MAC, netns: far.as_fd() };
-            here.add_veth("far", NEAR_MAC, &peer)?;
-            up(&mut here, "far", NEAR_ADDRESS)
-        })?
-        .and_then(|()| far.run(|| up(&mut Rtnetlink::open()?, "near", ADDRESS))?)
-        .context("the bench's network could not be set up")?;
+        let here = End { netns: &near, name: "far", address: NEAR_ADDRESS };
+        let there = End { netns: &far, name: "near", address: ADDRESS };
+        join(&here, &there, PREFIX_LEN).context("the bench's network could not be set up")?;
         let mut hosts = NamedTempFile::new()?;
         writeln!(hosts, "127.0.0.1 localhost\n{ADDRESS} {NAME}")?;
         let mount = Mount {
@@ -70,11 +62,4 @@ impl Network {
     pub(super) const fn far(&self) -> &Netns {
         &self.far
     }
-}
-
-fn up(netlink: &mut Rtnetlink, link: &str, address: Ipv4Addr) -> std::io::Result<()> {
-    let (loopback, link) = (netlink.index("lo")?, netlink.index(link)?);
-    netlink.set_up(loopback)?;
-    netlink.add_address(link, address, PREFIX_LEN)?;
-    netlink.set_up(link)
 }
