@@ -154,6 +154,17 @@ fn a_name_query_to_any_address_reaches_the_server_and_its_answer_comes_back() {
     assert_eq!(guest.recv(&mut buffer).unwrap(), 6);
 }
 
+/// Bytes go from the guest to the server, and others back.
+fn exchange(guest: &mut TcpStream, server: &mut TcpStream) {
+    let mut buffer = [0; 5];
+    guest.write_all(b"query").unwrap();
+    server.read_exact(&mut buffer).unwrap();
+    assert_eq!(&buffer, b"query");
+    server.write_all(b"reply").unwrap();
+    guest.read_exact(&mut buffer).unwrap();
+    assert_eq!(&buffer, b"reply");
+}
+
 #[test]
 fn a_name_query_over_tcp_reaches_the_server() {
     let bench = Bench::new();
@@ -164,12 +175,7 @@ fn a_name_query_over_tcp_reaches_the_server() {
     let mut guest = guest.unwrap();
     let (mut accepted, from) = server.accept().unwrap();
     assert_eq!(from.ip(), IpAddr::from(GUEST_ADDRESS));
-    guest.write_all(b"query").unwrap();
-    let mut buffer = [0; 5];
-    accepted.read_exact(&mut buffer).unwrap();
-    accepted.write_all(b"reply").unwrap();
-    guest.read_exact(&mut buffer).unwrap();
-    assert_eq!(&buffer, b"reply");
+    exchange(&mut guest, &mut accepted);
 }
 
 #[test]
@@ -232,12 +238,7 @@ fn a_connection_to_anywhere_reaches_the_server_which_knows_where_it_was_going() 
         assert_eq!(from.ip(), IpAddr::from(GUEST_ADDRESS));
         assert_eq!(original_destination(&accepted).unwrap().to_string(), to);
         assert_eq!(guest.peer_addr().unwrap().to_string(), to);
-        guest.write_all(b"hello").unwrap();
-        let mut buffer = [0; 5];
-        accepted.read_exact(&mut buffer).unwrap();
-        accepted.write_all(b"reply").unwrap();
-        guest.read_exact(&mut buffer).unwrap();
-        assert_eq!(&buffer, b"reply");
+        exchange(&mut guest, &mut accepted);
     }
 }
 
