@@ -30,8 +30,8 @@ VICTIMS = ["serve", "host", "both"]
 CREATE = ("control.create.", "control.store.running", "engine.create.", "engine.start.", "network.slot.", "network.assign.")
 KILL = ("control.kill.", "control.store.end", "control.end.", "engine.remove.", "network.release.")
 START = ("control.reconcile.",)
-# Which none of them does: see the tests of the engine.
-ELSEWHERE = ("engine.image.",)
+# Which none of them does: see the tests of the engine and of the watchdog.
+ELSEWHERE = ("engine.image.", "control.deadline.", "watchdog.")
 
 EACH = os.environ.get("SANDGLASS_FAULTS") == "each"
 

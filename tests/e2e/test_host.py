@@ -77,7 +77,7 @@ def test_a_data_folder_has_one_server(server):
         "serve", "--listen", "127.0.0.1:0", "--data-dir", str(server.data_dir), check=False
     )
     assert second.returncode != 0
-    assert f"another server uses {server.data_dir}" in second.stderr
+    assert f"{server.data_dir} is in use by process {server.pid} (`{server.program[-1]} serve`)" in second.stderr
     assert Sandbox.list().next_items() is not None
 
 

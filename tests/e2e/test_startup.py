@@ -331,7 +331,7 @@ def test_an_address_of_another_machine(place):
 
 def test_a_folder_in_use(place):
     with running(place):
-        assert_fails(serve(place), 32, "another server uses", "--data-dir")
+        assert_fails(serve(place), 32, "is in use by process", "--data-dir")
     with running(place):
         pass
 

@@ -455,7 +455,7 @@ impl Control {
         let rows = self.0.store.on_node(self.0.node, &states).await.map_err(stored)?;
         sandglass_failpoint::hit_async("control.reconcile.rows").await.map_err(injected)?;
         let owned = self.0.owned();
-        for repair in reconcile::plan(&on_machine, rows, &owned) {
+        for repair in reconcile::plan(&on_machine, rows, &owned, self.0.clock.now()) {
             tracing::info!(?repair, "reconciling");
             sandglass_failpoint::hit_async("control.reconcile.repair").await.map_err(injected)?;
             match repair {
@@ -464,7 +464,7 @@ impl Control {
                     self.take_up(*row, Begin::Adopt(reply));
                     adopted.push(outcome);
                 }
-                Repair::End(row) => self.take_up(*row, Begin::End),
+                Repair::End(row, event) => self.take_up(*row, Begin::End(event)),
                 Repair::Destroy(id) => self.destroy_orphan(id),
             }
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use sandglass_egress::enforcer::Enforcer;
 use sandglass_egress::policy::Policy;
+use sandglass_engine::deadline::Deadline;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_engine::{Exit, SandboxSpec};
 use sandglass_store::{SandboxRow, Transition};
@@ -83,8 +84,8 @@ pub(crate) enum Begin {
     Create(Span, oneshot::Sender<Result<(), Error>>),
     /// It runs already: a server before this one made it. The answer is sent when it can be reached again, or can't.
     Adopt(oneshot::Sender<Result<(), Error>>),
-    /// Its end is due.
-    End,
+    /// Its end is due. What to store of it, if it has not begun.
+    End(Event),
 }
 
 pub(crate) struct Owner<'a> {
@@ -126,19 +127,28 @@ impl<'a> Owner<'a> {
     }
 
     async fn live_and_end(&mut self, begin: Begin) {
-        match begin {
-            Begin::Create(span, reply) => self.live(Origin::New, span, reply).await,
-            Begin::Adopt(reply) => self.live(Origin::Found, Span::current(), reply).await,
-            Begin::End => {}
-        }
+        let event = match begin {
+            Begin::Create(span, reply) => {
+                self.live(Origin::New, span, reply).await;
+                Event::Missing
+            }
+            Begin::Adopt(reply) => {
+                self.live(Origin::Found, Span::current(), reply).await;
+                Event::Missing
+            }
+            Begin::End(event) => event,
+        };
         // Also the way of a half-made one that a crashed server left behind.
         if matches!(self.row.state, SandboxState::Creating | SandboxState::Running) {
-            let why = match self.row.state {
-                SandboxState::Creating => "its creation was interrupted: the server or its client went away",
+            let why = match (self.row.state, event) {
+                (SandboxState::Creating, _) => {
+                    "its creation was interrupted: the server or its client went away"
+                }
+                (_, Event::TimeUp) => "its time was up while no server ran",
                 _ => "its processes were gone when the server looked",
             };
-            if !self.settle(Event::Missing, why).await {
-                self.remove_and_settle(Event::Missing, why, None).await;
+            if !self.settle(event, why).await {
+                self.remove_and_settle(event, why, None).await;
             }
         }
         self.end().await;
@@ -156,8 +166,8 @@ impl<'a> Owner<'a> {
             self.enforcer = Some(enforcer);
         }
         let (shared, row) = (Arc::clone(&self.shared), self.row.clone());
-        let coming_up =
-            bring_up(shared, row, self.enforcer.clone(), self.gone.clone(), origin).instrument(span.clone());
+        let coming_up = bring_up(shared, row, self.ends, self.enforcer.clone(), self.gone.clone(), origin)
+            .instrument(span.clone());
         let mut coming_up = Some(Box::pin(coming_up));
         let (mut exited, mut cut_off, mut killer) = (None, None, None);
         let (event, why) = loop {
@@ -333,12 +343,28 @@ impl<'a> Owner<'a> {
     }
 
     async fn set_end(&mut self, end_at: Timestamp, only_later: bool) -> Result<Timestamp, Error> {
-        let now = self.shared.clock.now();
-        let stored = self.shared.store.set_end(&self.row.id, end_at, only_later, now).await;
+        let (id, now) = (self.row.id.clone(), self.shared.clock.now());
+        // The host's deadline, which comes true without a server, is never earlier than the store's: it moves first where
+        // it moves back, and last where it moves forth. Should this server die in between, the sandbox lives longer than
+        // it need by no more than it was asked to, and never shorter than anybody was told.
+        let wanted = end_at.min(self.row.max_end_at);
+        let steady = Instant::now();
+        let latest = (self.row.end_at.max(wanted), self.ends.max(steady + wanted.since(now)));
+        if latest != (self.row.end_at, self.ends) {
+            self.shared.host.set_deadline(&id, Some(deadline(latest.0, latest.1))).await?;
+        }
+        sandglass_failpoint::hit_async("control.deadline.store").await.map_err(crate::injected)?;
+        let stored = self.shared.store.set_end(&id, end_at, only_later, now).await;
         let stored = stored.map_err(|error| Error::internal("the timeout could not be stored", error))?;
-        let end = stored.ok_or_else(|| crate::not_found(&self.row.id))?;
-        self.ends = moved(self.ends, (end_at, end), (now, Instant::now()));
+        let end = stored.ok_or_else(|| crate::not_found(&id))?;
+        self.ends = moved(self.ends, (end_at, end), (now, steady));
         self.row.end_at = end;
+        if latest != (self.row.end_at, self.ends)
+            && let Err(error) = self.shared.host.set_deadline(&id, Some(deadline(end, self.ends))).await
+        {
+            // It is in force: this server ends the sandbox in time, and so does the next one.
+            tracing::error!(sandbox = %id, error = %Chain(&error), "without a server it would live longer");
+        }
         Ok(end)
     }
 
@@ -443,6 +469,12 @@ fn moved(ends: Instant, (asked, end): (Timestamp, Timestamp), now: (Timestamp, I
     if end > asked { ends.max(at(asked)) } else { at(end) }
 }
 
+/// What the host is told of the end `at` by the wall clock, which is at `ends` by the steady one.
+fn deadline(at: Timestamp, ends: Instant) -> Deadline {
+    let after = ends.saturating_duration_since(Instant::now());
+    Deadline { at, after_millis: u64::try_from(after.as_millis()).unwrap_or(u64::MAX) }
+}
+
 /// Waits for the end of its processes. An engine that can't say whether they have ended has not said that they have.
 async fn exit_of(host: &Host, id: &SandboxId) -> Result<Exit, HostError> {
     let mut pauses = Pauses::new();
@@ -460,14 +492,25 @@ async fn exit_of(host: &Host, id: &SandboxId) -> Result<Exit, HostError> {
 async fn bring_up(
     shared: Arc<Shared>,
     row: SandboxRow,
+    ends: Instant,
     enforcer: Option<Arc<Enforcer>>,
     gone: CancellationToken,
     origin: Origin,
 ) -> Result<Arc<Live>, Error> {
     let (host, id) = (&shared.host, &row.id);
-    if origin == Origin::New {
-        sandglass_failpoint::hit_async("control.create.host").await.map_err(crate::injected)?;
-        host.create(SandboxSpec { id: id.clone(), rootfs: row.rootfs, limits: row.limits }).await?;
+    let deadline = Some(deadline(row.end_at, ends));
+    match origin {
+        Origin::New => {
+            sandglass_failpoint::hit_async("control.create.host").await.map_err(crate::injected)?;
+            let (rootfs, limits) = (row.rootfs, row.limits);
+            host.create(SandboxSpec { id: id.clone(), rootfs, limits, deadline }).await?;
+        }
+        // What the last server could not say any more, or said by a clock that was set since. Not worth a sandbox.
+        Origin::Found => {
+            if let Err(error) = host.set_deadline(id, deadline).await {
+                tracing::error!(sandbox = %id, error = %Chain(&error), "its deadline can't be kept");
+            }
+        }
     }
     sandglass_failpoint::hit_async("control.create.guard").await.map_err(crate::injected)?;
     // Before anything runs in a new one; and a found one lost its listeners with their server.

@@ -4,15 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sandglass_engine::engine::Presence;
 use sandglass_store::SandboxRow;
-use sandglass_types::{SandboxId, SandboxState};
+use sandglass_types::{SandboxId, SandboxState, Timestamp};
+
+use crate::lifecycle::Event;
 
 /// What brings one sandbox to what the store wants.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Repair {
     /// Take up a running sandbox again: its agent's stream, its listeners, its timer.
     Adopt(Box<SandboxRow>),
-    /// Its end is due: it was half made, it is missing, or its end had begun.
-    End(Box<SandboxRow>),
+    /// Its end is due: it was half made, it is missing, or its end had begun. The event says which, where the end is new.
+    End(Box<SandboxRow>, Event),
     /// The machine has it, the store has not (any more): remove it.
     Destroy(SandboxId),
 }
@@ -28,6 +30,7 @@ pub fn plan(
     on_machine: &[(SandboxId, Presence)],
     rows: Vec<SandboxRow>,
     owned: &BTreeSet<SandboxId>,
+    now: Timestamp,
 ) -> Vec<Repair> {
     let present: BTreeMap<_, _> = on_machine.iter().map(|(id, presence)| (id, *presence)).collect();
     let wanted: BTreeSet<_> = rows.iter().map(|row| row.id.clone()).collect();
@@ -45,8 +48,12 @@ pub fn plan(
             (SandboxState::Running, Some(Presence::Running | Presence::Paused)) => {
                 Some(Repair::Adopt(Box::new(row)))
             }
+            // The watchdog of the last host has ended it. Whatever else may have been first, it is all up by now.
+            (SandboxState::Running, _) if row.end_at <= now => {
+                Some(Repair::End(Box::new(row), Event::TimeUp))
+            }
             (SandboxState::Running | SandboxState::Creating | SandboxState::Ending, _) => {
-                Some(Repair::End(Box::new(row)))
+                Some(Repair::End(Box::new(row), Event::Missing))
             }
         }
     });
@@ -79,7 +86,7 @@ mod tests {
             state,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(0),
-            end_at: Timestamp::from_millis(0),
+            end_at: Timestamp::from_millis(1000),
             max_end_at: Timestamp::from_millis(0),
             ended_at: None,
             end_reason: None,
@@ -91,7 +98,7 @@ mod tests {
         use Presence::{Created, Paused, Remains, Running};
         let id = SandboxId::random();
         let adopt = |state| Some(Repair::Adopt(Box::new(row_of(&id, state))));
-        let end = |state| Some(Repair::End(Box::new(row_of(&id, state))));
+        let end = |state| Some(Repair::End(Box::new(row_of(&id, state)), Event::Missing));
         fn row_of(id: &SandboxId, state: SandboxState) -> SandboxRow {
             SandboxRow {
                 node: "01890000-0000-7000-8000-000000000000".parse().unwrap(),
@@ -105,12 +112,13 @@ mod tests {
         let found = [None, Some(Created), Some(Running), Some(Paused), Some(Remains)];
         for presence in found {
             let on_machine: Vec<_> = presence.map(|presence| (id.clone(), presence)).into_iter().collect();
-            let planned = |state: Option<SandboxState>| {
+            let planned_at = |state: Option<SandboxState>, now| {
                 let rows = state.map(|state| row_of(&id, state)).into_iter().collect();
-                let mut repairs = plan(&on_machine, rows, &BTreeSet::new());
+                let mut repairs = plan(&on_machine, rows, &BTreeSet::new(), Timestamp::from_millis(now));
                 assert!(repairs.len() <= 1);
                 repairs.pop()
             };
+            let planned = |state| planned_at(state, 999);
             let alive = matches!(presence, Some(Running | Paused));
             assert_eq!(planned(None), presence.and_then(|_| destroy()), "{presence:?}");
             assert_eq!(planned(Some(SandboxState::Ended)), presence.and_then(|_| destroy()));
@@ -118,6 +126,10 @@ mod tests {
             assert_eq!(planned(Some(SandboxState::Ending)), end(SandboxState::Ending));
             let running = SandboxState::Running;
             assert_eq!(planned(Some(running)), if alive { adopt(running) } else { end(running) });
+            // Of one that is there, its owner says that its time is up.
+            let up = Some(Repair::End(Box::new(row_of(&id, running)), Event::TimeUp));
+            assert_eq!(planned_at(Some(running), 1000), if alive { adopt(running) } else { up });
+            assert_eq!(planned_at(Some(SandboxState::Creating), 1000), end(SandboxState::Creating));
         }
     }
 
@@ -126,7 +138,8 @@ mod tests {
         let id = SandboxId::random();
         let rows = vec![row(&id, SandboxState::Creating)];
         let on_machine = [(id.clone(), Presence::Created)];
-        assert_eq!(plan(&on_machine, rows, &BTreeSet::from([id.clone()])), []);
-        assert_eq!(plan(&on_machine, vec![], &BTreeSet::from([id])), []);
+        let now = Timestamp::from_millis(0);
+        assert_eq!(plan(&on_machine, rows, &BTreeSet::from([id.clone()]), now), []);
+        assert_eq!(plan(&on_machine, vec![], &BTreeSet::from([id]), now), []);
     }
 }

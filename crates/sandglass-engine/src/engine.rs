@@ -7,6 +7,8 @@ use rustix::io::Errno;
 use sandglass_types::{Digest, Limits, SandboxId};
 use serde::{Deserialize, Serialize};
 
+use crate::deadline::Deadline;
+
 /// What stands between a sandbox's code and this machine's kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -82,6 +84,8 @@ pub struct SandboxSpec {
     pub rootfs: Digest,
     /// Hard limits.
     pub limits: Limits,
+    /// When its time is up, if ever.
+    pub deadline: Option<Deadline>,
 }
 
 /// What a machine can run out of.
@@ -336,6 +340,12 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// As [`Engine::create`], or [`EngineError::Unsupported`].
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError>;
+
+    /// Keeps another deadline for it, or none, where [`crate::deadline::all`] finds it. The engine itself ends nothing.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFound`], or it can't be written; then the one before stays.
+    fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError>;
 
     /// Ends it and removes all that it owned. `Ok` if there is nothing of it.
     ///

@@ -29,6 +29,7 @@ use sandglass_types::{InstanceId, SandboxId};
 use self::folder::{Folder, Record};
 use self::model::{Agent, Life, Model};
 use self::processes::Processes;
+use crate::deadline::{self, Deadline, Moment};
 use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Presence, SandboxSpec,
     SessionEnds, Stats, step,
@@ -199,7 +200,10 @@ impl FakeEngine {
             return Err(EngineError::Exists(id.clone()));
         }
         let make = || {
-            folder.make().map_err(|error| step("make the sandbox's folder", error))?;
+            folder
+                .make()
+                .and_then(|()| deadline::keep(&folder.0, spec.deadline, Moment::now()))
+                .map_err(|error| step("make the sandbox's folder", error))?;
             let mut record = Record::new(spec.clone(), self.boot_id.clone());
             if let Some(image) = image {
                 record.started(self.processes.restore(spec, &folder, image)?);
@@ -286,6 +290,13 @@ impl Engine for FakeEngine {
             return Err(EngineError::NotFound(image.clone()));
         }
         self.make(spec, Some(&path))
+    }
+
+    fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        let folder = self.known(id)?;
+        deadline::keep(&folder.0, deadline, Moment::now()).map_err(|error| step("keep the deadline", error))
     }
 
     fn destroy(&self, id: &SandboxId) -> Result<(), EngineError> {

@@ -60,6 +60,7 @@ use self::image::{CHECKPOINT_TIMEOUT, Image, Unfinished};
 use self::layer::Layer;
 use self::record::{Pinned, Record};
 use self::runsc::{Make, Network, Runsc};
+use crate::deadline::{self, Deadline, Moment};
 use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Isolation, Pace, Presence, SandboxSpec,
     SessionEnds, Stats, step,
@@ -300,7 +301,10 @@ impl GvisorEngine {
         let paths = self.paths.sandbox(id);
         let leaf = self.leaf(id)?;
         sandglass_failpoint::hit("engine.create.folder")?;
-        private_folder(paths.dir()).map_err(|error| step("make the sandbox's folder", error))?;
+        private_folder(paths.dir())
+            // Before anything runs.
+            .and_then(|()| deadline::keep(paths.dir(), spec.deadline, Moment::now()))
+            .map_err(|error| step("make the sandbox's folder", error))?;
         sandglass_failpoint::hit("engine.create.record")?;
         let mut record = Record::new(id.clone(), self.pinned(spec), spec.limits, self.boot_id.clone());
         self.save(&record)?;
@@ -584,6 +588,14 @@ impl Engine for GvisorEngine {
             return Err(EngineError::NotFound(image.clone()));
         }
         self.make(spec, Some(&Image::at(image_path)))
+    }
+
+    fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        self.known(id)?;
+        deadline::keep(self.paths.sandbox(id).dir(), deadline, Moment::now())
+            .map_err(|error| step("keep the deadline", error))
     }
 
     fn destroy(&self, id: &SandboxId) -> Result<(), EngineError> {

@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 58] = [
+pub const NAMES: [&str; 60] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -15,6 +15,8 @@ pub const NAMES: [&str; 58] = [
     "control.store.running",
     "control.store.ending",
     "control.store.ended",
+    // The unprivileged half, moving an end, after the host keeps one that is later and before the store has it.
+    "control.deadline.store",
     // The unprivileged half, ending.
     "control.kill.receive",
     "control.kill.answer",
@@ -50,6 +52,8 @@ pub const NAMES: [&str; 58] = [
     "engine.remove.detach",
     "engine.remove.folder",
     "engine.remove.done",
+    // The watchdog, once it has the lock of the data folder.
+    "watchdog.end",
     // Network slots.
     "network.slot.pin",
     "network.slot.pin_airlock",

@@ -132,6 +132,17 @@ impl Cgroups {
         io::Write::write_all(&mut file, b"0")
     }
 
+    /// Moves the calling process, with all its threads, out of every group that it is in, to the top of each hierarchy: what
+    /// is ended with a service, and what limits it, is then none of its business.
+    ///
+    /// # Errors
+    /// The kernel refused: on version 2 the top of a container's hierarchy takes no process.
+    pub fn leave(&self) -> io::Result<()> {
+        self.hierarchies
+            .iter()
+            .try_for_each(|hierarchy| fs_err::write(hierarchy.root.join("cgroup.procs"), "0"))
+    }
+
     /// In one of the hierarchies, the group of the process whose `/proc/PID/cgroup` reads so (cgroups(7)); `None` if it
     /// is not below what is mounted.
     fn group_of(&self, text: &str) -> Option<PathBuf> {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, major, minor, open};
 
 /// A folder that is locked for as long as this value, or a duplicate of its descriptor, lives. The kernel lets go
 /// when the last process that holds one dies, so a crash leaves no stale lock.
@@ -39,6 +39,25 @@ impl FolderLock {
     }
 }
 
+/// The process that locked a folder, as far as the kernel says: it may have ended, and a duplicate live on.
+///
+/// # Errors
+/// The folder can't be opened, or `/proc/locks` (proc_locks(5)) can't be read.
+pub fn holder(folder: &Path) -> io::Result<Option<i32>> {
+    let about = fstat(open(folder, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)?;
+    let file = format!("{:02x}:{:02x}:{}", major(about.st_dev), minor(about.st_dev), about.st_ino);
+    Ok(holder_in(&fs_err::read_to_string("/proc/locks")?, &file))
+}
+
+/// Of a lock that is waited for there is a second line, with an arrow, for each who waits.
+fn holder_in(locks: &str, file: &str) -> Option<i32> {
+    locks.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        let (kind, pid, of) = (words.next()?, words.nth(2)?, words.next()?);
+        (kind == "FLOCK" && of == file).then(|| pid.parse().ok()).flatten()
+    })
+}
+
 impl AsFd for FolderLock {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -61,6 +80,21 @@ mod tests {
         assert!(matches!(FolderLock::acquire(folder.path()), Err(LockError::InUse)), "a copy holds it too");
         drop(copy);
         FolderLock::acquire(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn the_kernel_tells_who_has_it() {
+        let locks = "1: POSIX  ADVISORY  WRITE 7 fd:01:42 0 EOF\n2: FLOCK  ADVISORY  WRITE 8 fd:01:4 0 EOF\n\
+                     3: -> FLOCK  ADVISORY  WRITE 9 fd:01:42 0 EOF\n4: FLOCK  ADVISORY  WRITE 10 fd:01:42 0 EOF\n";
+        assert_eq!(holder_in(locks, "fd:01:42"), Some(10));
+        assert_eq!(holder_in(locks, "fd:01:43"), None);
+        assert_eq!(holder_in("x\n\n", ""), None);
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(holder(folder.path()).unwrap(), None);
+        let _lock = FolderLock::acquire(folder.path()).unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(holder(folder.path()).unwrap(), Some(own));
+        assert!(holder(&folder.path().join("absent")).is_err());
     }
 
     #[test]

@@ -164,6 +164,7 @@ macro_rules! with_conformance_cases {
             lifecycle::whoever_waits_for_its_end_learns_of_it: NOTHING,
             lifecycle::the_end_of_the_agent_is_the_end_of_the_sandbox: NOTHING,
             lifecycle::a_sandbox_outlives_its_host_and_is_found_again: NOTHING,
+            lifecycle::a_deadline_is_kept_beside_the_sandbox: NOTHING,
             lifecycle::a_damaged_record_costs_the_sandbox_but_leaves_nothing: NOTHING,
             lifecycle::half_made_sandboxes_of_every_kind_are_removed: NOTHING,
             lifecycle::many_at_once_do_not_touch_each_other: NOTHING,

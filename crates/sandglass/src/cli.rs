@@ -26,6 +26,9 @@ pub(crate) enum Command {
     /// The privileged half; `serve` starts it
     #[command(hide = true)]
     Host(Host),
+    /// Ends sandboxes in time after their host has ended, which starts it with its own arguments
+    #[command(hide = true)]
+    Watchdog(Watchdog),
     /// Create a sandbox, run a command in it, destroy it, and exit with the command's code
     Run(Run),
     /// List, inspect, use and end sandboxes
@@ -137,6 +140,15 @@ pub(crate) struct Host {
     pub(crate) connections_per_second: u32,
     #[arg(long, value_enum)]
     pub(crate) log_format: LogFormat,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Watchdog {
+    #[command(flatten)]
+    pub(crate) host: Host,
+    /// End what is due, and exit
+    #[arg(long)]
+    pub(crate) round: bool,
 }
 
 /// Which server to talk to, and as whom.

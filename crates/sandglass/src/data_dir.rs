@@ -20,7 +20,7 @@ use fs_err as fs;
 use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchmod, fchown, fstat, mkdirat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
-use sandglass_linux::lock::{FolderLock, LockError};
+use sandglass_linux::lock::{self, FolderLock, LockError};
 use sandglass_linux::privilege::{self, Enforcement, Identity, WithoutLandlock};
 use sandglass_types::InstanceId;
 
@@ -34,8 +34,8 @@ const UNNAMED: &str = ".instance.new";
 /// The engine in that file.
 const FAKE: &str = "fake";
 
-/// How long a server that starts waits for the halves of one that was just killed: longer than the privileged half
-/// gives verbs that are under way.
+/// How long a server that starts waits for the halves of one that was just killed, and for a watchdog that ends sandboxes:
+/// longer than the privileged half gives verbs that are under way, and than the watchdog has the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(25);
 
 /// The range of the ids that servers run under: first and count. Nothing else uses them: see "UIDs and GIDs on systemd
@@ -248,13 +248,24 @@ fn lock(path: &Path) -> Result<FolderLock, StartupError> {
                 std::thread::sleep(Duration::from_millis(50));
             }
             Err(LockError::InUse) => {
-                let what = format!("another server uses {}", path.display());
+                let what = format!("{} is in use by {}", path.display(), holder(path));
                 return Err(StartupError::new(Reason::FolderInUse, what));
             }
             Err(LockError::Io(error)) => return Err(unusable(path, &error)),
             Err(error) => return Err(unusable(path, &io::Error::other(error))),
         }
     }
+}
+
+/// Who has the lock, for a person who wants it.
+fn holder(path: &Path) -> String {
+    let found = lock::holder(path).ok().flatten().and_then(|pid| {
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let first: Vec<_> = arguments.split(|byte| *byte == 0).take(2).map(String::from_utf8_lossy).collect();
+        let command = first.join(" ").escape_debug().to_string();
+        (!command.trim().is_empty()).then(|| format!("process {pid} (`{command}`)"))
+    });
+    found.unwrap_or_else(|| "another server".into())
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ mod privileged;
 mod serve;
 mod startup;
 mod verify;
+mod watchdog;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
     let format = match &cli.command {
         Command::Serve(args) => config::log_format(args),
         Command::Host(args) => args.log_format,
+        Command::Watchdog(args) => args.host.log_format,
         _ => LogFormat::Text,
     };
     // A server in it that lets everything out has much to tell, and nobody to tell it to.
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         Command::Host(args) => {
             failpoints::arm().and_then(|()| privileged::run(args)).map(|()| ExitCode::SUCCESS)
         }
+        Command::Watchdog(args) => failpoints::arm().and_then(|()| watchdog::run(args)),
         Command::Run(args) => client::run(args),
         Command::Sandbox(verb) => client::sandbox(verb),
         Command::Egress(verb) => client::egress(verb),

@@ -11,7 +11,7 @@ use sandglass_egress::policy::Openings;
 use sandglass_engine::Engine;
 use sandglass_engine::fake::{FakeConfig, FakeEngine};
 use sandglass_engine::gvisor::{Driver, GvisorConfig, GvisorEngine, HostPaths};
-use sandglass_engine::network::{Assignments, Filter};
+use sandglass_engine::network::{Assignments, DEFAULT_SIZE, Filter};
 use sandglass_linux::fdpass;
 use sandglass_linux::lock::FolderLock;
 
@@ -19,6 +19,7 @@ use crate::cli;
 use crate::config::Config;
 use crate::data_dir::DataDir;
 use crate::startup::{Reason, StartupError};
+use crate::watchdog::Watched;
 
 /// Starts the privileged half. Returns this half's end of the line to it.
 ///
@@ -71,8 +72,11 @@ pub(crate) fn spawn(
 /// Is the privileged half until the line is closed.
 pub(crate) fn run(args: cli::Host) -> anyhow::Result<()> {
     let line = std::io::stdin().as_fd().try_clone_to_owned()?;
-    let Started { engine, airlocks } = start(args)?;
+    let data_dir = args.data_dir.clone();
+    let Started { engine, airlocks } = start(args, DEFAULT_SIZE)?;
+    let watched = Watched::start(&data_dir)?;
     let served = sandglass_engine::host::server::run(line, &engine);
+    watched.end();
     if let Some(airlocks) = airlocks {
         airlocks.close();
     }
@@ -80,13 +84,14 @@ pub(crate) fn run(args: cli::Host) -> anyhow::Result<()> {
 }
 
 /// What the verbs are done with.
-struct Started {
-    engine: Arc<dyn Engine>,
+pub(crate) struct Started {
+    pub(crate) engine: Arc<dyn Engine>,
     /// The network of its sandboxes, if it gives them one.
-    airlocks: Option<Arc<Assignments>>,
+    pub(crate) airlocks: Option<Arc<Assignments>>,
 }
 
-fn start(args: cli::Host) -> Result<Started, StartupError> {
+/// Opens the engine, which keeps so many network slots ready.
+pub(crate) fn start(args: cli::Host, spare_slots: usize) -> Result<Started, StartupError> {
     let data = DataDir::open(&args.data_dir)?;
     sandglass_linux::process::adopt_orphans()
         .map_err(|error| StartupError::new(Reason::Host, format!("orphans can't be adopted: {error}")))?;
@@ -110,7 +115,7 @@ fn start(args: cli::Host) -> Result<Started, StartupError> {
         per_second: args.connections_per_second,
         ..Filter::new(&openings)
     };
-    let airlocks = Arc::new(Assignments::open(&data.host(), data.instance(), filter)?);
+    let airlocks = Arc::new(Assignments::open(&data.host(), data.instance(), filter, spare_slots)?);
     let engine = GvisorEngine::open(GvisorConfig {
         paths: HostPaths { data: data.host(), cache: args.cache_dir },
         instance: data.instance().clone(),

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
+use sandglass_engine::deadline::Deadline;
 use sandglass_engine::engine::{AirlockSocket, Feature, Presence, SessionEnds};
 use sandglass_engine::fake::FakeEngine;
 use sandglass_engine::{Engine, EngineError, EngineInfo, Exit, SandboxSpec, Stats};
@@ -112,6 +113,11 @@ impl Engine for Troubled {
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
         self.engine.restore(spec, image)
+    }
+
+    fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {
+        self.trouble.meet("set_deadline")?;
+        self.engine.set_deadline(id, deadline)
     }
 
     fn destroy(&self, id: &SandboxId) -> Result<(), EngineError> {

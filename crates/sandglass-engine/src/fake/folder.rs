@@ -45,6 +45,8 @@ impl record::Record for Record {
 impl Record {
     pub(super) fn new(spec: SandboxSpec, boot_id: String) -> Self {
         let version = <Self as record::Record>::VERSION;
+        // It moves, and is kept in a file of its own.
+        let spec = SandboxSpec { deadline: None, ..spec };
         Self { version, spec, boot_id, agent: None, progress: Status::Created }
     }
 

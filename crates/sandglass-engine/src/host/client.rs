@@ -12,6 +12,7 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
 use super::protocol::{Answer, Call, RefusalKind, Reply, Verb};
+use crate::deadline::Deadline;
 use crate::engine::{AirlockSocket, EngineInfo, Exit, Pace, Presence, SandboxSpec, SessionEnds, Stats};
 
 /// A verb that the host did not do.
@@ -204,6 +205,14 @@ impl Host {
     /// As all verbs: [`HostError`].
     pub async fn restore(&self, spec: SandboxSpec, image: &SandboxId) -> Result<(), HostError> {
         self.do_it(Verb::Restore { spec, image: image.clone() }).await
+    }
+
+    /// Keeps another deadline for a sandbox, or none.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), HostError> {
+        self.do_it(Verb::SetDeadline { id: id.clone(), deadline }).await
     }
 
     /// Ends a sandbox and removes all that it owned; `Ok` if there is nothing of it.

@@ -6,6 +6,7 @@
 use sandglass_types::SandboxId;
 use serde::{Deserialize, Serialize};
 
+use crate::deadline::Deadline;
 use crate::engine::{AirlockSocket, EngineError, EngineInfo, Exit, Lack, Pace, Presence, SandboxSpec, Stats};
 
 /// A question to the host.
@@ -45,6 +46,13 @@ pub enum Verb {
         /// The image to bring back.
         image: SandboxId,
     },
+    /// [`crate::Engine::set_deadline`].
+    SetDeadline {
+        /// Whose.
+        id: SandboxId,
+        /// The new one.
+        deadline: Option<Deadline>,
+    },
     /// [`crate::Engine::destroy`].
     Destroy(SandboxId),
     /// [`crate::Engine::stats`].
@@ -83,6 +91,7 @@ impl Verb {
             Self::Resume(_) => "resume",
             Self::Checkpoint { .. } => "checkpoint",
             Self::Restore { .. } => "restore",
+            Self::SetDeadline { .. } => "set_deadline",
             Self::Destroy(_) => "destroy",
             Self::Stats(_) => "stats",
             Self::List => "list",

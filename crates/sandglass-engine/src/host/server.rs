@@ -108,6 +108,7 @@ fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
         Verb::Resume(id) => engine.resume(&id).map(done),
         Verb::Checkpoint { id, image } => engine.checkpoint(&id, &image).map(done),
         Verb::Restore { spec, image } => engine.restore(&spec, &image).map(done),
+        Verb::SetDeadline { id, deadline } => engine.set_deadline(&id, deadline).map(done),
         Verb::Destroy(id) => engine.destroy(&id).map(done),
         Verb::Stats(id) => engine.stats(&id).map(|stats| (Answer::Stats(stats), Vec::new())),
         Verb::List => engine.list().map(|all| (Answer::List(all), Vec::new())),

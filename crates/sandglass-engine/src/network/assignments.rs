@@ -10,7 +10,7 @@ use fs_err as fs;
 use sandglass_linux::namespace::PinFolder;
 use sandglass_types::{InstanceId, SandboxId};
 
-use super::{DEFAULT_SIZE, Filter, NetworkError, Pool, Slot, SlotName, step};
+use super::{Filter, NetworkError, Pool, Slot, SlotName, step};
 use crate::engine::AirlockSocket;
 use crate::gvisor::{AirlockError, Airlocks};
 
@@ -26,13 +26,18 @@ pub struct Assignments {
 }
 
 impl Assignments {
-    /// Takes up the assignments of an instance, removes slots that nobody has, and starts the pool.
+    /// Takes up the assignments of an instance, removes slots that nobody has, and starts a pool that keeps `spare` ready.
     ///
     /// `data` is the host's folder; `data/slots` and `data/ns` belong to this. Slots from now on have `filter`.
     ///
     /// # Errors
     /// The step that failed.
-    pub fn open(data: &Path, instance: &InstanceId, filter: Filter) -> Result<Self, NetworkError> {
+    pub fn open(
+        data: &Path,
+        instance: &InstanceId,
+        filter: Filter,
+        spare: usize,
+    ) -> Result<Self, NetworkError> {
         let folder = data.join("slots");
         let pins = data.join("ns");
         for needed in [&folder, &pins] {
@@ -45,7 +50,7 @@ impl Assignments {
         for id in ids(&folder)? {
             owned.extend(read(&folder.join(id.as_str()))?);
         }
-        let pool = Pool::start(Arc::clone(&pins), instance.clone(), filter, DEFAULT_SIZE, &owned)?;
+        let pool = Pool::start(Arc::clone(&pins), instance.clone(), filter, spare, &owned)?;
         Ok(Self { folder, pins, pool })
     }
 
@@ -167,6 +172,7 @@ fn read(file: &Path) -> Result<Option<SlotName>, NetworkError> {
 mod tests {
     use sandglass_egress::policy::Openings;
 
+    use super::super::DEFAULT_SIZE;
     use super::*;
 
     /// Needs root, as all that makes namespaces does.
@@ -176,7 +182,7 @@ mod tests {
         let instance = InstanceId::random();
         let (kept, released) = (SandboxId::random(), SandboxId::random());
         let filter = Filter::new(&Openings::default());
-        let open = || Assignments::open(data.path(), &instance, filter.clone()).unwrap();
+        let open = || Assignments::open(data.path(), &instance, filter.clone(), DEFAULT_SIZE).unwrap();
 
         let first = open();
         let path = first.assign(&kept).unwrap();

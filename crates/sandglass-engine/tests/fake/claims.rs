@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use sandglass_engine::deadline::Deadline;
 use sandglass_engine::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Presence, SandboxSpec,
     SessionEnds, Stats,
@@ -83,6 +84,10 @@ impl Engine for Liar {
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
         self.inner.restore(spec, image)
+    }
+
+    fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {
+        self.inner.set_deadline(id, deadline)
     }
 
     fn destroy(&self, id: &SandboxId) -> Result<(), EngineError> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sandglass_egress::policy::Openings;
 use sandglass_engine::engine::{Engine, Exit, Presence, SandboxSpec};
 use sandglass_engine::gvisor::{Airlocks, Driver, GvisorConfig, GvisorEngine, HostPaths};
-use sandglass_engine::network::{Assignments, Filter};
+use sandglass_engine::network::{Assignments, DEFAULT_SIZE, Filter};
 use sandglass_linux::cgroup::{self, Cgroups};
 use sandglass_linux::{loopdev, mount};
 use sandglass_testkit::conformance::{self, LINE_AGENT, LineAgent, Subject, limits};
@@ -236,7 +236,8 @@ fn cgroups(instance: &InstanceId) -> Cgroups {
 pub(crate) fn open(dir: &Path, instance: &InstanceId, subject: Gvisor) -> GvisorEngine {
     let data = dir.join("data");
     let filter = || Filter::new(&Openings::default());
-    let airlocks = || Arc::new(Assignments::open(&data, instance, filter()).unwrap()) as Arc<dyn Airlocks>;
+    let airlocks =
+        || Arc::new(Assignments::open(&data, instance, filter(), DEFAULT_SIZE).unwrap()) as Arc<dyn Airlocks>;
     let config = GvisorConfig {
         paths: HostPaths { data: data.clone(), cache: dir.join("cache") },
         instance: instance.clone(),

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use sandglass_engine::engine::{Engine, EngineError, Exit, Feature, Presence};
+use sandglass_engine::deadline::{self, Deadline, Moment};
+use sandglass_engine::engine::{Engine, EngineError, Exit, Feature, Presence, SandboxSpec};
 use sandglass_types::SandboxId;
 
 use super::Fixture;
@@ -139,6 +140,39 @@ pub(super) fn a_sandbox_outlives_its_host_and_is_found_again(fixture: &mut Fixtu
     // The end of one that another host started is seen as well.
     fixture.attach(&running.id).send("exit");
     assert_eq!(fixture.wait(&running.id), Exit::Ended);
+}
+
+pub(super) fn a_deadline_is_kept_beside_the_sandbox(fixture: &mut Fixture<'_>) {
+    let sandboxes = fixture.path().join("data/sandboxes");
+    let left = |id: &SandboxId| {
+        let all = deadline::all(&sandboxes).unwrap();
+        let kept = all.into_iter().find(|(found, _)| found == id);
+        kept.map(|(_, kept)| kept.left(Moment::now()).as_secs_f64().round() / 100.0)
+    };
+    let within = |seconds: u64| {
+        let after = Duration::from_secs(seconds);
+        Some(Deadline { at: Moment::now().wall.plus(after), after_millis: seconds * 1000 })
+    };
+    let spec = SandboxSpec { deadline: within(3600), ..fixture.spec() };
+    fixture.engine().create(&spec).unwrap();
+    let without = fixture.create();
+    assert_eq!((left(&spec.id).map(f64::round), left(&without.id)), (Some(36.0), None));
+    fixture.engine().start(&spec.id).unwrap();
+    fixture.engine().set_deadline(&spec.id, within(7200)).unwrap();
+    // By whoever looks, also when no host is there.
+    fixture.reopen();
+    assert_eq!(left(&spec.id).map(f64::round), Some(72.0));
+    fixture.engine().set_deadline(&spec.id, None).unwrap();
+    assert_eq!(left(&spec.id), None);
+    // It has long passed, and the engine itself ends nothing.
+    fixture.engine().set_deadline(&spec.id, within(0)).unwrap();
+    assert_eq!(left(&spec.id), Some(0.0));
+    assert_eq!(fixture.presence(&spec.id), Some(Presence::Running));
+    fixture.destroy(&spec.id);
+    fixture.destroy(&without.id);
+    let unknown = fixture.engine().set_deadline(&spec.id, within(3600));
+    assert!(matches!(unknown, Err(EngineError::NotFound(_))), "{unknown:?}");
+    fixture.assert_nothing_left();
 }
 
 pub(super) fn a_damaged_record_costs_the_sandbox_but_leaves_nothing(fixture: &mut Fixture<'_>) {

@@ -58,6 +58,10 @@ impl Engine for ListEngine {
         self.create(spec)
     }
 
+    fn set_deadline(&self, id: &SandboxId, _: Option<Deadline>) -> Result<(), EngineError> {
+        self.require(id)
+    }
+
     fn destroy(&self, id: &SandboxId) -> Result<(), EngineError> {
         self.ids.lock().unwrap().remove(id);
         self.gone.notify_all();
@@ -106,7 +110,7 @@ fn start() -> (OwnedFd, std::thread::JoinHandle<std::io::Result<()>>) {
 
 fn spec(id: &SandboxId) -> SandboxSpec {
     let rootfs = sandglass_types::Digest::from_bytes([7; 32]);
-    SandboxSpec { id: id.clone(), rootfs, limits: sandglass_types::Limits::default() }
+    SandboxSpec { id: id.clone(), rootfs, limits: sandglass_types::Limits::default(), deadline: None }
 }
 
 /// A host with a [`ListEngine`], and the task that reads its answers.

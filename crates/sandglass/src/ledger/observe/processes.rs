@@ -194,7 +194,7 @@ pub(super) fn roles(scope: &Scope, processes: &[Process], pins: &Pins) -> Roles 
     let in_group = |process: &Process| process.cgroups.iter().any(|path| scope.of_cgroup(path).is_some());
     let mut server: BTreeSet<i32> = processes
         .iter()
-        .filter(|process| process.lock && !in_group(process))
+        .filter(|process| process.lock && !in_group(process) && !is_watchdog(scope, process))
         .map(|process| process.pid)
         .collect();
     // The half that started the other one may have let go of the lock.
@@ -245,11 +245,21 @@ fn claim(scope: &Scope, process: &Process, pins: &Pins, caller: bool) -> Option<
         first(texts.iter().filter_map(|text| scope.of_arguments(text))).filter(|_| !caller)
     };
     let by_network = || process.network.and_then(|inode| pins.slot(inode));
+    if is_watchdog(scope, process) {
+        return Some(Claim::Instance);
+    }
     by_group().or_else(by_folder).or_else(by_text).or_else(by_network).map(|claim| match claim {
         // A process is never part of a reserve.
         Claim::Instance => Claim::Nobody,
         claim => claim,
     })
+}
+
+/// Whether it ends sandboxes in time whose server is dead.
+fn is_watchdog(scope: &Scope, process: &Process) -> bool {
+    let mut arguments = process.arguments.split(|byte| *byte == 0).skip(1);
+    let expected = [&b"watchdog"[..], b"--data-dir", scope.data_dir.as_os_str().as_bytes()];
+    expected.iter().all(|expected| arguments.next() == Some(expected))
 }
 
 /// A sandbox among the claims, else the first one.
@@ -286,8 +296,8 @@ pub(super) fn descriptors(scope: &Scope, processes: &[Process], roles: &Roles, p
             {
                 roles.sandbox(process).cloned().map_or(Claim::Nobody, Claim::Sandbox)
             } else if !server && process.lock && *target == scope.data_dir {
-                // It would keep the next server out.
-                Claim::Nobody
+                // It would keep the next server out, unless it is the watchdog, which lets go of it soon.
+                if is_watchdog(scope, process) { Claim::Instance } else { Claim::Nobody }
             } else {
                 continue;
             };

@@ -108,3 +108,27 @@ fn descriptors_belong_to_what_they_open() {
     ];
     assert_eq!(found, expected.map(|(name, claim)| (name.to_owned(), claim)));
 }
+
+#[test]
+fn a_watchdog_is_the_instance_s_and_no_server() {
+    let named = |folder: &str| {
+        format!("/usr/bin/sandglass\0watchdog\0--data-dir\0{folder}\0--cache-dir\0/c\0").into()
+    };
+    let own = Process { arguments: named("/srv/sg"), lock: true, ..process(10, 1) };
+    let other = Process { arguments: named("/srv/sg2"), ..process(11, 1) };
+    let mut held = own;
+    held.descriptors = vec![descriptor(3, "/srv/sg"), descriptor(4, "/srv/sg/host/slots")];
+    let processes = [held, other];
+    let found = roles(&scope(), &processes, &Pins::default());
+    assert!(!found.server_runs());
+    assert_eq!(found.claims, BTreeMap::from([(10, Claim::Instance)]));
+    let objects = descriptors(&scope(), &processes, &found, &Pins::default());
+    assert!(
+        objects.iter().all(|object| object.claim == Claim::Instance) && objects.len() == 2,
+        "{objects:?}"
+    );
+    // While its host lives, it is a child of the server's.
+    let host = Process { lock: true, ..process(9, 1) };
+    let child = Process { arguments: named("/srv/sg"), ..process(10, 9) };
+    assert_eq!(roles(&scope(), &[host, child], &Pins::default()).server, BTreeSet::from([9, 10]));
+}

@@ -1,0 +1,280 @@
+//! `sandglass watchdog`: ends sandboxes whose time is up when both halves of the server are dead.
+//!
+//! The host starts it and holds the other end of its standard input, so it wakes when the host has ended, in whatever way.
+//! Then it waits for the deadlines that the host kept beside the sandboxes (see [`deadline`]). At one it becomes for a
+//! moment what a server is, in a process of its own: that takes the lock of the data folder, opens the engine, and destroys
+//! what is due. It knows no store: the next server finds a sandbox gone whose time is up, and writes that down.
+//!
+//! It has no socket, reads nothing but what the host wrote, and leaves the control groups of the service, with which it
+//! would be killed. It ends when no sandbox with a deadline is left, or when a later host has one of its own.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use fs_err as fs;
+use sandglass_engine::deadline::{self, Moment};
+use sandglass_engine::gvisor::HostPaths;
+use sandglass_linux::cgroup::{self, Cgroups};
+use sandglass_linux::lock::{FolderLock, LockError};
+use sandglass_linux::process::{Child, Launch, spawn};
+use sandglass_types::SandboxId;
+use sandglass_types::error::Chain;
+
+use crate::cli;
+use crate::data_dir::DataDir;
+use crate::privileged::{self, Started};
+use crate::startup::{Reason, StartupError};
+
+/// The longest sleep before the clocks, the deadlines and the later hosts are looked at again.
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// The shortest: a server that was just killed, or is restarted, ends its sandboxes itself, and knows more of them.
+const SHORTEST: Duration = Duration::from_secs(1);
+
+/// How long the lock is held at most. A server that starts waits longer than that.
+const HOLD: Duration = Duration::from_secs(15);
+
+/// How many sandboxes are ended at the same time.
+const AT_ONCE: usize = 8;
+
+/// How long the host waits for a watchdog that has nothing to do.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// The variables of the environment that it shares with the host.
+const ENVIRONMENT: [&str; 2] = ["SANDGLASS_LOG", sandglass_failpoint::VARIABLE];
+
+/// A watchdog of this host, and another one when it ends before the host.
+pub(crate) struct Watched {
+    sandboxes: PathBuf,
+    ending: Arc<AtomicBool>,
+    /// Only this process has it; it closes with it.
+    line: OwnedFd,
+    ended: mpsc::Receiver<()>,
+}
+
+impl Watched {
+    /// Starts it with the arguments of this process.
+    pub(crate) fn start(data_dir: &Path) -> Result<Self, StartupError> {
+        let failed = |error: anyhow::Error| {
+            StartupError::new(Reason::Host, format!("the watchdog could not be started: {error:#}"))
+        };
+        let (theirs, line) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .context("no line to it")
+            .map_err(failed)?;
+        let first = launch(&theirs).map_err(failed)?;
+        let ending = Arc::new(AtomicBool::new(false));
+        let (said, ended) = mpsc::channel();
+        let stop = Arc::clone(&ending);
+        let keep = move || {
+            let mut watchdog = Some(first);
+            loop {
+                if let Some(watchdog) = &watchdog {
+                    let status = watchdog.wait(None);
+                    if stop.load(Ordering::SeqCst) {
+                        // Nobody waits for that where there are deadlines.
+                        let _gone = said.send(());
+                        return;
+                    }
+                    tracing::warn!(?status, "the watchdog ended, and is started again");
+                }
+                thread::sleep(SHORTEST);
+                watchdog = launch(&theirs)
+                    .inspect_err(|error| tracing::error!("the watchdog could not be started: {error:#}"))
+                    .ok();
+            }
+        };
+        thread::Builder::new()
+            .name("watchdog".into())
+            .spawn(keep)
+            .context("no thread for it")
+            .map_err(failed)?;
+        let sandboxes = sandboxes(data_dir);
+        Ok(Self { sandboxes, ending, line, ended })
+    }
+
+    /// Leaves the sandboxes to it. Without any it ends at once, and that is waited for, so that it is not seen any more.
+    pub(crate) fn end(self) {
+        self.ending.store(true, Ordering::SeqCst);
+        drop(self.line);
+        if deadline::all(&self.sandboxes).is_ok_and(|all| all.is_empty())
+            && self.ended.recv_timeout(FAREWELL).is_err()
+        {
+            tracing::warn!("the watchdog takes its time to end");
+        }
+    }
+}
+
+fn sandboxes(data_dir: &Path) -> PathBuf {
+    HostPaths { data: data_dir.join("host"), cache: PathBuf::new() }.sandboxes()
+}
+
+/// Starts a watchdog that waits for the end of `line`. It must not hold what the host's standard output is: the lock.
+fn launch(line: &OwnedFd) -> anyhow::Result<Child> {
+    let program = std::env::current_exe().context("this program can't find itself")?;
+    let mut launch = Launch::new(program)?.arg("watchdog")?.args(std::env::args_os().skip(2))?;
+    for name in ENVIRONMENT {
+        if let Some(value) = std::env::var_os(name) {
+            launch = launch.env(name, value)?;
+        }
+    }
+    Ok(spawn(&launch.stdin(line)?.stderr(std::io::stderr().as_fd())?)?)
+}
+
+/// Is the watchdog, or one round of it.
+pub(crate) fn run(args: cli::Watchdog) -> anyhow::Result<ExitCode> {
+    let data = DataDir::open(&args.host.data_dir)?;
+    if args.round {
+        round(data, args.host)?;
+    } else {
+        watch(&data)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn watch(data: &DataDir) -> anyhow::Result<()> {
+    detach(data);
+    let named = data.host().join("watchdog");
+    if let Err(error) = fs::write(&named, std::process::id().to_string()) {
+        tracing::warn!(%error, "an earlier watchdog will not hear of this one");
+    }
+    std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())
+        .context("the line to the host failed")?;
+    let sandboxes = sandboxes(data.path());
+    let mut failed = false;
+    loop {
+        let Some(left) = soonest(&sandboxes) else { return Ok(()) };
+        thread::sleep(if failed { LONGEST } else { left.clamp(SHORTEST, LONGEST) });
+        if superseded(&named) {
+            return Ok(());
+        }
+        if soonest(&sandboxes) == Some(Duration::ZERO) && is_free(data.path()) {
+            failed = !start_round().unwrap_or_else(|error| {
+                tracing::error!("sandboxes whose time is up can't be ended: {error:#}");
+                false
+            });
+        }
+    }
+}
+
+/// Leaves the terminal and the service of the host. Best effort: a watchdog that can be ended with them is better than none.
+fn detach(data: &DataDir) {
+    if let Err(error) = rustix::process::setsid() {
+        tracing::debug!(%error, "no session of its own");
+    }
+    if rustix::process::geteuid().is_root() {
+        let left = Cgroups::detect(Path::new(cgroup::ROOT), data.instance().as_str())
+            .map_err(anyhow::Error::from)
+            .and_then(|groups| Ok(groups.leave()?));
+        if let Err(error) = left {
+            tracing::warn!("the watchdog stays in the control groups of the server: {error:#}");
+        }
+    }
+}
+
+/// The time until a sandbox is due; `None` if none will be.
+fn soonest(sandboxes: &Path) -> Option<Duration> {
+    let now = Moment::now();
+    let all = deadline::all(sandboxes).unwrap_or_else(|error| {
+        tracing::error!(%error, "the deadlines can't be read");
+        Vec::new()
+    });
+    all.into_iter().map(|(_, kept)| kept.left(now)).min()
+}
+
+/// Whether a later host has a watchdog of its own.
+fn superseded(named: &Path) -> bool {
+    let named = fs::read_to_string(named).ok().and_then(|text| text.parse::<u32>().ok());
+    named.is_some_and(|pid| pid != std::process::id())
+}
+
+/// Whether no half of a server is there, dying or starting.
+fn is_free(data_dir: &Path) -> bool {
+    FolderLock::acquire(data_dir).is_ok()
+}
+
+/// Ends what is due, in a process of its own: this one stays as small as it is. `false` if it goes on.
+fn start_round() -> anyhow::Result<bool> {
+    let program = std::env::current_exe().context("this program can't find itself")?;
+    let mut round = Command::new(program);
+    round.args(std::env::args_os().skip(1)).arg("--round").stdin(Stdio::null());
+    Ok(round.status().context("it could not be started")?.success())
+}
+
+fn round(data: DataDir, args: cli::Host) -> anyhow::Result<()> {
+    let _lock = match FolderLock::acquire(data.path()) {
+        // A server was quicker, and ends them.
+        Err(LockError::InUse) => return Ok(()),
+        lock => lock.context("the data folder could not be locked")?,
+    };
+    let (done, finished) = mpsc::channel();
+    thread::spawn(move || done.send(end_due(&data, args)));
+    // What is not done by then ends with this process, as if that were killed, and is done in the next round.
+    finished.recv_timeout(HOLD).with_context(|| format!("not done within {HOLD:?}"))?
+}
+
+fn end_due(data: &DataDir, args: cli::Host) -> anyhow::Result<()> {
+    sandglass_failpoint::hit("watchdog.end")?;
+    let Started { engine, airlocks } = privileged::start(args, 0)?;
+    let now = Moment::now();
+    let all = deadline::all(&sandboxes(data.path()))?;
+    let due: Vec<SandboxId> =
+        all.into_iter().filter(|(_, kept)| kept.left(now).is_zero()).map(|(id, _)| id).collect();
+    let (next, failed) = (Mutex::new(due.into_iter()), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(id) = {
+                    let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+                    next.next()
+                } {
+                    match engine.destroy(&id) {
+                        Ok(()) => tracing::info!(sandbox = %id, "ended: its time was up while no server ran"),
+                        Err(error) => {
+                            tracing::error!(sandbox = %id, error = %Chain(&error), "could not be ended yet");
+                            failed.store(true, Ordering::SeqCst);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    if let Some(airlocks) = airlocks {
+        airlocks.close();
+    }
+    if failed.into_inner() {
+        bail!("some sandboxes could not be ended yet");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_one_is_heard_of_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let named = folder.path().join("watchdog");
+        assert!(!superseded(&named));
+        for (text, later) in
+            [(std::process::id().to_string(), false), (String::new(), false), ("1".into(), true)]
+        {
+            fs::write(&named, text).unwrap();
+            assert_eq!(superseded(&named), later);
+        }
+    }
+
+    #[test]
+    fn who_has_the_lock_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(is_free(folder.path()) && is_free(folder.path()));
+        let _server = FolderLock::acquire(folder.path()).unwrap();
+        assert!(!is_free(folder.path()));
+    }
+}
