@@ -38,7 +38,7 @@ if ! command -v cargo-nextest >/dev/null; then
   rm -rf target/tools/build
 fi
 # Beside the end-to-end tests, because all of them spend much of their time in waiting.
-rust_tests() { cargo nextest run --locked --workspace; }
+rust_tests() { RUST_BACKTRACE=0 cargo nextest run --locked --workspace; }
 step "Rust tests, in the background"
 rust_tests > "$logs/rust" 2>&1 &
 rust=$!
@@ -50,6 +50,7 @@ pytest_run() {
   "$2/bin/python" -m pytest "${@:3}" 2>&1 | tee "$logs/pytest"
   status=${PIPESTATUS[0]}
   summary=$(tail -n 1 "$logs/pytest")
+  grep -aE '^(FAILED|ERROR) |^E  ' "$logs/pytest" | cut -c -300 | head -n 60 >> "$logs/failed"
   tally "$(number passed <<< "$summary")" \
     $(($(number failed <<< "$summary") + $(number 'errors?' <<< "$summary"))) \
     "$(number skipped <<< "$summary")" "$status" "$1"
@@ -77,5 +78,11 @@ step "the soak, a tenth of it"
 status=$?
 tally "$((status == 0))" "$((status != 0))" 0 "$status" "the soak"
 
+# Said once more where it is seen, however much was said in between.
+if [ "$failed" != 0 ]; then
+  step "what failed"
+  grep -h -A 4 -E "panicked at|^ *(FAIL|TIMEOUT) " "$logs/rust" | head -n 60
+  cat "$logs/failed" 2>/dev/null
+fi
 printf '\n%s passed, %s failed\n' "$passed" "$failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

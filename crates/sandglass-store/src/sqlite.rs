@@ -33,8 +33,8 @@ use crate::{
 /// How long one verb waits for another process' write before it fails.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections that read.
-const READERS: u32 = 4;
+/// Connections that read; their queries take microseconds.
+const READERS: u32 = 2;
 
 /// The store in one SQLite file.
 pub struct SqliteStore {
@@ -61,20 +61,23 @@ impl SqliteStore {
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
         open::prepare(path).await?;
         let options = open::options(path).synchronous(SqliteSynchronous::Normal);
-        let one = || {
+        // Made once and kept. SQLite holds on to the descriptor of a connection that is closed while others are open, so
+        // closing what is idle would give nothing back.
+        let pool = |connections| {
             SqlitePoolOptions::new()
-                .max_connections(1)
+                .min_connections(connections)
+                .max_connections(connections)
                 .idle_timeout(None)
                 .max_lifetime(None)
-                .after_release(|connection, _| Box::pin(is_clean(connection)))
         };
+        let one = || pool(1).after_release(|connection, _| Box::pin(is_clean(connection)));
         let writer = one().connect_with(options.clone()).await.map_err(database)?;
         let durable = one()
-            .idle_timeout(Duration::from_secs(60))
-            .connect_lazy_with(options.clone().synchronous(SqliteSynchronous::Full));
-        let readers = SqlitePoolOptions::new()
-            .max_connections(READERS)
-            .connect_lazy_with(options.pragma("query_only", "ON"));
+            .connect_with(options.clone().synchronous(SqliteSynchronous::Full))
+            .await
+            .map_err(database)?;
+        let readers =
+            pool(READERS).connect_with(options.pragma("query_only", "ON")).await.map_err(database)?;
         Ok(Self { path: path.to_owned(), writer, durable, readers })
     }
 

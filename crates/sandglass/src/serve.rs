@@ -16,6 +16,7 @@ use sandglass_control::{Control, Egress, Patience, template};
 use sandglass_egress::resolver::{FixedNames, HostResolver, Resolve};
 use sandglass_engine::gvisor::HostPaths;
 use sandglass_engine::host::Host;
+use sandglass_linux::process::{SHORTEST_SLICE, set_slice};
 use sandglass_store::{SqliteStore, Store};
 use sandglass_types::error::Chain;
 use sandglass_types::{Clock as _, SystemClock};
@@ -59,6 +60,10 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
         return Err(StartupError::new(Reason::NotRoot, "sandboxes need root to be made").into());
     }
     raise_open_files()?;
+    // Sandboxes have it from here as well. So whoever wakes up gets its turn at once, however busy others are.
+    if let Err(error) = set_slice(SHORTEST_SLICE) {
+        tracing::info!(%error, "the kernel gives no shorter slices of time, so busy sandboxes slow others down more");
+    }
     let (data, lock) = DataDir::open_or_create(&config.data_dir, config.engine)?;
     let listener = listen(config.listen)?;
     listener.set_nonblocking(true)?;

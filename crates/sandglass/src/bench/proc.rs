@@ -84,9 +84,21 @@ pub(crate) fn available() -> anyhow::Result<u64> {
     kib(&fs::read_to_string("/proc/meminfo")?, "MemAvailable:").context("meminfo reads not as documented")
 }
 
-/// How many descriptors a process has open.
-pub(crate) fn descriptors(pid: i32) -> io::Result<usize> {
-    numbers(format!("/proc/{pid}/fd")).map(|numbers| numbers.len())
+/// What a process has open: how many of each, by the name that the kernel has for it, such as `socket` or a path.
+pub(crate) fn descriptors(pid: i32) -> io::Result<BTreeMap<String, u64>> {
+    let mut open = BTreeMap::<String, u64>::new();
+    for number in numbers(format!("/proc/{pid}/fd"))? {
+        if let Some(target) = if_there(fs::read_link(format!("/proc/{pid}/fd/{number}")))? {
+            let target = target.to_string_lossy();
+            // `socket:[1234]`: the number says nothing.
+            let kind = target
+                .split_once(":[")
+                .filter(|_| !target.starts_with('/'))
+                .map_or(&*target, |(kind, _)| kind);
+            *open.entry(kind.to_owned()).or_default() += 1;
+        }
+    }
+    Ok(open)
 }
 
 fn numbers(folder: impl AsRef<Path>) -> io::Result<Vec<i32>> {
@@ -142,7 +154,10 @@ mod tests {
         let own = i32::try_from(std::process::id()).unwrap();
         assert!(rss(own).unwrap() > 1 << 20);
         assert!(pss(own).unwrap() > 1 << 18);
-        assert!(descriptors(own).unwrap() >= 3);
+        let before = descriptors(own).unwrap();
+        let _one_more = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        let sockets = |open: &BTreeMap<String, u64>| open.get("socket").copied().unwrap_or_default();
+        assert_eq!(sockets(&descriptors(own).unwrap()), sockets(&before) + 1);
         assert!(available().unwrap() > 1 << 20);
         assert!(cpu_times(&[own]).unwrap().contains_key(&(own, own)));
         // No process has the largest number.

@@ -15,8 +15,7 @@ use super::wire::Connection;
 use super::{megabytes, millis};
 
 /// How long the machine may take to be as it was.
-/// The store closes connections that it opened under load after a minute without use, and looks once a minute.
-const PATIENCE: Duration = Duration::from_secs(150);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Between two looks at what there is. Twice the same is called stable.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -98,7 +97,7 @@ async fn cycle(endpoint: &Endpoint) -> anyhow::Result<f64> {
     Ok(millis(started.elapsed()))
 }
 
-/// What there is of each kind: by the ledger, and the descriptors of both halves.
+/// What there is of each kind: by the ledger, and by the descriptors of both halves.
 type Counts = BTreeMap<String, u64>;
 
 fn counts(server: &Server, halves: Halves) -> anyhow::Result<Counts> {
@@ -112,8 +111,10 @@ fn counts(server: &Server, halves: Halves) -> anyhow::Result<Counts> {
         })
         .collect();
     counts.insert("sandboxes".into(), ledger["sandboxes"].as_u64().unwrap_or_default());
-    counts.insert("descriptors of serve".into(), u64::try_from(proc::descriptors(halves.serve)?)?);
-    counts.insert("descriptors of host".into(), u64::try_from(proc::descriptors(halves.host)?)?);
+    for (half, pid) in [("serve", halves.serve), ("host", halves.host)] {
+        let open = proc::descriptors(pid)?;
+        counts.extend(open.into_iter().map(|(kind, count)| (format!("{half} has open: {kind}"), count)));
+    }
     Ok(counts)
 }
 

@@ -171,7 +171,7 @@ fn descriptors() -> anyhow::Result<i64> {
     let mut open = 0;
     for entry in process::table()? {
         // It may have ended meanwhile.
-        open += proc::descriptors(entry.identity.pid).unwrap_or_default();
+        open += proc::descriptors(entry.identity.pid).unwrap_or_default().values().sum::<u64>();
     }
     Ok(i64::try_from(open)?)
 }
