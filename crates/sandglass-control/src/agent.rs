@@ -1,5 +1,7 @@
 //! Bringing up the agent of one sandbox: its byte stream, its identity, its airlock's listeners.
 
+use std::convert::Infallible;
+use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,14 +11,14 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use sandglass_egress::enforcer::Enforcer;
 use sandglass_egress::proxy::{self, Caps, Direct};
 use sandglass_engine::engine::{AirlockSocket, SessionEnds};
-use sandglass_engine::host::Host;
+use sandglass_engine::host::{Host, RefusalKind};
 use sandglass_linux::redirect::original_destination;
 use sandglass_proto::control::{Configure, FromAgent, REVISION, ToAgent};
 use sandglass_proto::session::{Epoch, Session};
 use sandglass_store::SandboxRow;
 use sandglass_types::{Error, SandboxId};
 use tokio::net::unix::pipe;
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixDatagram};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -162,8 +164,25 @@ pub(crate) async fn guard_airlock(
     };
     let tcp = listener(AirlockSocket::DnsTcp).await?;
     let egress = listener(AirlockSocket::TcpEgress).await?;
+    // What the packet filter holds up is held up whether it is written down or not.
+    let log = match host.airlock_socket(id, AirlockSocket::FilterLog).await {
+        Ok(log) => Some(UnixDatagram::from_std(log.into()).map_err(io)?),
+        // The host has said so at its start.
+        Err(error) if error.refusal() == Some(RefusalKind::Unsupported) => None,
+        Err(error) => {
+            tracing::error!(sandbox = %id, %error, "what its packet filter holds up gets no receipt");
+            None
+        }
+    };
     let (id, gone, enforcer) = (id.clone(), gone.clone(), Arc::clone(enforcer));
     tasks.spawn(async move {
+        let held_up = Arc::clone(&enforcer);
+        let logging = async {
+            let Some(log) = log else { return pending().await };
+            let Err(error) = held_up.serve_filter_log(log).await;
+            tracing::error!(sandbox = %id, %error, "what its packet filter holds up gets no receipt any more");
+            pending::<Infallible>().await
+        };
         let original = |stream: &TcpStream| original_destination(stream).map(SocketAddr::V4);
         let carrying = proxy::serve(Arc::clone(&enforcer), egress, original, Arc::new(Direct), caps);
         // What ends takes the other with it, and the packet filter resets all that comes then.
@@ -171,6 +190,7 @@ pub(crate) async fn guard_airlock(
             () = gone.cancelled() => {}
             Err(error) = enforcer.serve_dns(udp, tcp) => tracing::error!(sandbox = %id, %error, "its DNS ended"),
             _never = carrying => {}
+            _never = logging => {}
         }
     });
     Ok(())

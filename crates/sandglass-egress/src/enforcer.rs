@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sandglass_types::net::Hostname;
 use sandglass_types::{Clock, Generation, SandboxId};
-use tokio::net::{TcpListener, UdpSocket};
+use tokio::net::{TcpListener, UdpSocket, UnixDatagram};
 use tokio::sync::{Notify, watch};
 
 use crate::bindings::{Bindings, Full, Hold};
 use crate::dns::{self, Lookups, Pace};
+use crate::filter_log;
 use crate::policy::{Effective, Question, Record, Verdict, decide};
 use crate::receipt::{Chain, Head, Kind, Outcome, Receipt, Text};
 use crate::remembered::{Carried, Remembered};
@@ -174,6 +175,7 @@ impl Enforcer {
             answer: Vec::new(),
             address: None,
             port: None,
+            transport: None,
             shown: None,
             rule: Text::new(rule.as_bytes()),
             outcome,
@@ -185,7 +187,7 @@ impl Enforcer {
 
     /// Writes a receipt down, as the next of the sandbox's chain.
     pub fn record(&self, receipt: Receipt) {
-        self.totals.decided(receipt.kind, receipt.outcome);
+        self.totals.decided(receipt.kind, receipt.outcome, 1);
         let mut receipts = self.receipts();
         let mut chain = receipts.chain.clone();
         let taken = match chain.append(Receipt { lost: receipts.lost, ..receipt }) {
@@ -200,16 +202,16 @@ impl Enforcer {
             receipts.lost = 0;
         } else {
             receipts.lost = receipts.lost.saturating_add(1);
-            self.totals.unwritten();
+            self.totals.unwritten(1);
         }
     }
 
-    /// Counts a receipt without writing it, since there are too many: the next that is written says so.
-    pub fn leave_out(&self, receipt: &Receipt) {
-        self.totals.decided(receipt.kind, receipt.outcome);
-        self.totals.unwritten();
+    /// Counts receipts without writing them, since there are too many: the next that is written says so.
+    pub(crate) fn leave_out(&self, kind: Kind, outcome: Outcome, count: u64) {
+        self.totals.decided(kind, outcome, count);
+        self.totals.unwritten(count);
         let mut receipts = self.receipts();
-        receipts.lost = receipts.lost.saturating_add(1);
+        receipts.lost = receipts.lost.saturating_add(count);
     }
 
     /// Where the receipts end now: kept elsewhere, it shows whether lines are missing at the end.
@@ -259,6 +261,15 @@ impl Enforcer {
         }
     }
 
+    /// Writes down what the packet filter of the sandbox's airlock holds up by itself, as it arrives on a socket of
+    /// [`crate::filter_log::GROUP`], until that fails. For it, one of datagrams is like any other.
+    ///
+    /// # Errors
+    /// The socket failed. What is held up is not written down any more, and is held up all the same.
+    pub async fn serve_filter_log(&self, log: UnixDatagram) -> io::Result<Infallible> {
+        filter_log::serve(self, log).await
+    }
+
     /// Waits until the sandbox may be answered once more.
     pub(crate) async fn pace_dns(&self) {
         self.dns_pace.pass().await;
@@ -270,7 +281,7 @@ impl Enforcer {
         if receipt.outcome == Outcome::Allowed || self.dns_refusals.try_pass() {
             self.record(receipt);
         } else {
-            self.leave_out(&receipt);
+            self.leave_out(receipt.kind, receipt.outcome, 1);
         }
     }
 

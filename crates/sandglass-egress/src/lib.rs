@@ -2,12 +2,13 @@
 //!
 //! A sandbox's packets end in its airlock, at sockets that this crate serves. What becomes of them is decided by one pure
 //! function over the sandbox's [`policy`]; the rest reads what must be known to decide ([`bindings`], [`tls`], [`http`],
-//! [`resolver`]), carries the decision out ([`enforcer`], `dns`, [`proxy`]), and records it ([`receipt`], [`ledger`]).
+//! [`resolver`]), carries the decision out ([`enforcer`], `dns`, [`proxy`], [`filter_log`]), and records it ([`receipt`], [`ledger`]).
 #![forbid(unsafe_code)]
 
 pub mod bindings;
 mod dns;
 pub mod enforcer;
+pub mod filter_log;
 pub mod http;
 pub mod ledger;
 pub mod policy;

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::dns::check_query;
+use crate::filter_log::check_datagram;
 use crate::policy::{
     Connection, Effective, Network, Operator, Policy, Question, Seen, Surroundings, Transport, decide,
     from_e2b,
@@ -47,6 +48,11 @@ pub fn http_head(bytes: &[u8]) {
 /// For a query to the name server.
 pub fn dns_query(bytes: &[u8]) {
     check_query(bytes);
+}
+
+/// For a datagram of the packet filter's log.
+pub fn filter_log(bytes: &[u8]) {
+    check_datagram(bytes);
 }
 
 /// For a client's policy, an operator's, and an address, with lines between them: three of JSON, then the address and
@@ -109,6 +115,7 @@ mod tests {
     const HELLO: &[u8] = include_bytes!("../../../fuzz/seeds/client_hello/openssl");
     const HEAD: &[u8] = include_bytes!("../../../fuzz/seeds/http_head/post");
     const QUERY: &[u8] = include_bytes!("../../../fuzz/seeds/dns_query/a");
+    const LOGGED: &[u8] = include_bytes!("../../../fuzz/seeds/filter_log/four");
     const POLICY: &[u8] = include_bytes!("../../../fuzz/seeds/policy/all");
 
     /// A good example with some bytes written over, put in or taken out; or any bytes.
@@ -166,6 +173,11 @@ mod tests {
         #[test]
         fn of_any_dns_query(bytes in near(QUERY)) {
             dns_query(&bytes);
+        }
+
+        #[test]
+        fn of_any_datagram_of_the_log(bytes in near(LOGGED)) {
+            filter_log(&bytes);
         }
 
         #[test]

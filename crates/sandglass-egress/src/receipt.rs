@@ -13,7 +13,7 @@ use sandglass_types::{Digest, Generation, SandboxId, Timestamp};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::policy::Verdict;
+use crate::policy::{Transport, Verdict};
 
 /// Longest text in a receipt, in bytes.
 pub const MAX_TEXT: usize = 512;
@@ -49,6 +49,9 @@ pub struct Receipt {
     /// The port that was connected to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<Port>,
+    /// What would have carried it, or did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
     /// The host that TLS or HTTP named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shown: Option<Text>,

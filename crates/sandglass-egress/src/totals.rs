@@ -33,13 +33,13 @@ const fn place(kind: Kind, outcome: Outcome) -> (usize, usize) {
 }
 
 impl Totals {
-    pub(crate) fn decided(&self, kind: Kind, outcome: Outcome) {
+    pub(crate) fn decided(&self, kind: Kind, outcome: Outcome, count: u64) {
         let (kind, outcome) = place(kind, outcome);
-        self.verdicts[kind][outcome].fetch_add(1, Ordering::Relaxed);
+        self.verdicts[kind][outcome].fetch_add(count, Ordering::Relaxed);
     }
 
-    pub(crate) fn unwritten(&self) {
-        self.unwritten.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn unwritten(&self, count: u64) {
+        self.unwritten.fetch_add(count, Ordering::Relaxed);
     }
 
     /// How often something of a kind was decided so. A connection that was allowed counts when it has ended.

@@ -282,6 +282,9 @@ pub enum AirlockSocket {
     DnsTcp,
     /// Listening on the airlock's port for all other TCP that is redirected.
     TcpEgress,
+    /// Receives what the airlock's packet filter logs, [`Unsupported`](EngineError::Unsupported) where the kernel has no
+    /// log for it.
+    FilterLog,
     /// An unconnected TCP socket, from which only the guest can be reached.
     TcpToGuest,
 }

@@ -648,6 +648,9 @@ impl Engine for GvisorEngine {
         let Some(airlocks) = &self.airlocks else {
             return Err(EngineError::Unsupported { engine: NAME, verb: "make a socket without a network" });
         };
+        if socket == AirlockSocket::FilterLog && !airlocks.logs() {
+            return Err(EngineError::Unsupported { engine: NAME, verb: "log what a packet filter holds up" });
+        }
         airlocks.socket(id, socket).map_err(|error| step("make a socket in the airlock", error))
     }
 

@@ -13,6 +13,8 @@
 //!                                               everything else ─► dropped
 //! ```
 //!
+//! What is reset or dropped by its address is logged to a socket of the server as well, which writes it down.
+//!
 //! Where the server does not listen, or has died, a connection is reset: what is redirected has nowhere else to go.
 //!
 //! Nothing is kept in memory that could be lost: the names of the pins say which slots there are.
@@ -34,7 +36,7 @@ pub use plan::{
 };
 pub use pool::{DEFAULT_SIZE, Pool};
 pub use ruleset::{Filter, ruleset};
-pub use slot::Slot;
+pub use slot::{Slot, try_log};
 
 /// A slot that could not be made, used or removed.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,7 @@
-//! Links, addresses, routes and neighbours, through `NETLINK_ROUTE` (`man 7 rtnetlink`).
+//! Links, addresses, routes and neighbours, through `NETLINK_ROUTE` (`man 7 rtnetlink`), and what packet filters log,
+//! through `NETLINK_NETFILTER`.
 //!
-//! Eight requests are all that a sandbox needs, so they are written and read here, without an asynchronous runtime
+//! Nine requests are all that a sandbox needs, so they are written and read here, without an asynchronous runtime
 //! in a privileged process.
 
 use std::io;
@@ -10,11 +11,13 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use rustix::net::netdevice::name_to_index;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recvfrom, sendto, socket_with,
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recvfrom, sendto, socket_with,
 };
 
+mod log;
 mod message;
 
+pub use log::packet_log;
 use message::{Message, Reply, replies};
 
 /// `IFNAMSIZ` less its NUL byte: the longest name of an interface.
@@ -69,10 +72,7 @@ pub struct Link {
 
 /// A socket to the routing part of the kernel, for the network namespace in which it was opened.
 #[derive(Debug)]
-pub struct Rtnetlink {
-    socket: OwnedFd,
-    sequence: u32,
-}
+pub struct Rtnetlink(Channel);
 
 impl Rtnetlink {
     /// Opens a socket in the network namespace of the calling thread.
@@ -81,8 +81,7 @@ impl Rtnetlink {
     /// No descriptor is free, or the kernel is out of memory.
     pub fn open() -> io::Result<Self> {
         // No protocol is protocol 0, which is `NETLINK_ROUTE`.
-        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-        Ok(Self { socket, sequence: 0 })
+        Channel::open(None).map(Self)
     }
 
     /// The number of an interface.
@@ -90,7 +89,7 @@ impl Rtnetlink {
     /// # Errors
     /// `ENODEV` if there is none of that name.
     pub fn index(&self, name: &str) -> io::Result<u32> {
-        Ok(name_to_index(&self.socket, checked(name)?)?)
+        Ok(name_to_index(&self.0.socket, checked(name)?)?)
     }
 
     /// Makes two joined Ethernet interfaces, both down, one here and one in the namespace of `peer`.
@@ -114,7 +113,7 @@ impl Rtnetlink {
                 });
             });
         });
-        self.request(message)
+        self.0.request(message)
     }
 
     /// Removes an interface, and with it the one that it is joined to.
@@ -122,7 +121,7 @@ impl Rtnetlink {
     /// # Errors
     /// `ENODEV` if there is none of that number.
     pub fn delete_link(&mut self, index: u32) -> io::Result<()> {
-        self.request(Message::new(libc::RTM_DELLINK, 0, &link_header(index, 0, 0)))
+        self.0.request(Message::new(libc::RTM_DELLINK, 0, &link_header(index, 0, 0)))
     }
 
     /// Sets an interface up.
@@ -131,7 +130,7 @@ impl Rtnetlink {
     /// `ENODEV` if there is none of that number.
     pub fn set_up(&mut self, index: u32) -> io::Result<()> {
         const UP: u32 = 1;
-        self.request(Message::new(libc::RTM_NEWLINK, 0, &link_header(index, UP, UP)))
+        self.0.request(Message::new(libc::RTM_NEWLINK, 0, &link_header(index, UP, UP)))
     }
 
     /// Gives an interface an address; the network of `prefix_len` bits becomes reachable through it.
@@ -169,7 +168,7 @@ impl Rtnetlink {
         let header = [INET, prefix_len, 0, libc::RT_SCOPE_UNIVERSE, a, b, c, d];
         let mut message = Message::new(kind, flags, &header);
         message.attribute(libc::IFA_LOCAL, &address.octets()).attribute(libc::IFA_ADDRESS, &address.octets());
-        self.request(message)
+        self.0.request(message)
     }
 
     /// Sends everything without a better route to `gateway`.
@@ -195,7 +194,7 @@ impl Rtnetlink {
         message
             .attribute(libc::RTA_GATEWAY, &gateway.octets())
             .attribute(libc::RTA_OIF, &index.to_ne_bytes());
-        self.request(message)
+        self.0.request(message)
     }
 
     /// Fixes the Ethernet address of a neighbour: it is never asked for, and no answer changes it.
@@ -208,7 +207,7 @@ impl Rtnetlink {
         let header = [INET, 0, 0, 0, a, b, c, d, low, high, 0, libc::RTN_UNICAST];
         let mut message = Message::new(libc::RTM_NEWNEIGH, libc::NLM_F_CREATE | libc::NLM_F_REPLACE, &header);
         message.attribute(libc::NDA_DST, &address.octets()).attribute(libc::NDA_LLADDR, &mac.0);
-        self.request(message)
+        self.0.request(message)
     }
 
     /// All interfaces.
@@ -235,11 +234,11 @@ impl Rtnetlink {
         answer: u16,
         read: fn(&[u8]) -> Option<T>,
     ) -> io::Result<Vec<T>> {
-        let sequence = self.send(Message::new(question, libc::NLM_F_DUMP, fixed))?;
+        let sequence = self.0.send(Message::new(question, libc::NLM_F_DUMP, fixed))?;
         let mut found = Vec::new();
         let mut buffer = vec![0; RECEIVE_BUFFER_LEN];
         loop {
-            for reply in replies(self.receive(&mut buffer)?, sequence) {
+            for reply in replies(self.0.receive(&mut buffer)?, sequence) {
                 match reply? {
                     Reply::Data { kind, body } if kind == answer => found.extend(read(body)),
                     Reply::Data { .. } => {}
@@ -247,6 +246,20 @@ impl Rtnetlink {
                 }
             }
         }
+    }
+}
+
+/// A socket to the kernel, for requests one after the other.
+#[derive(Debug)]
+struct Channel {
+    socket: OwnedFd,
+    sequence: u32,
+}
+
+impl Channel {
+    fn open(protocol: Option<Protocol>) -> io::Result<Self> {
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
+        Ok(Self { socket, sequence: 0 })
     }
 
     fn request(&mut self, message: Message) -> io::Result<()> {

@@ -11,9 +11,10 @@ use sandglass_egress::policy::Openings;
 use sandglass_engine::Engine;
 use sandglass_engine::fake::{FakeConfig, FakeEngine};
 use sandglass_engine::gvisor::{Driver, GvisorConfig, GvisorEngine, HostPaths};
-use sandglass_engine::network::{Assignments, DEFAULT_SIZE, Filter};
+use sandglass_engine::network::{Assignments, DEFAULT_SIZE, Filter, try_log};
 use sandglass_linux::fdpass;
 use sandglass_linux::lock::FolderLock;
+use sandglass_types::error::Chain;
 
 use crate::cli;
 use crate::config::Config;
@@ -110,7 +111,12 @@ pub(crate) fn start(args: cli::Host, spare_slots: usize) -> Result<Started, Star
     };
     let openings = Openings::try_from(args.open_private)
         .map_err(|error| StartupError::new(Reason::Config, format!("--open-private: {error}")))?;
+    let log = try_log().inspect_err(|error| {
+        let error = Chain(error);
+        tracing::warn!(%error, "what packet filters hold up gets no receipt: the kernel can't log it");
+    });
     let filter = Filter {
+        log: log.is_ok(),
         connections: args.connections,
         per_second: args.connections_per_second,
         ..Filter::new(&openings)

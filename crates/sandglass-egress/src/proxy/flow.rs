@@ -354,7 +354,7 @@ impl Flow {
         if self.proxy.meter.refusals.try_pass() {
             self.proxy.enforcer.record(receipt);
         } else {
-            self.proxy.enforcer.leave_out(&receipt);
+            self.proxy.enforcer.leave_out(receipt.kind, receipt.outcome, 1);
         }
     }
 
@@ -391,6 +391,7 @@ impl Flow {
             name: name.map(|name| Text::new(name.as_str().as_bytes())),
             address: Some(self.to.ip()),
             port: Some(self.port),
+            transport: Some(Transport::Tcp),
             shown: self.shown.get().cloned(),
             ..receipt
         }

@@ -16,6 +16,7 @@ fn receipt(name: &[u8], sent: u64) -> Receipt {
         answer: Vec::new(),
         address: Some("93.184.216.34".parse().unwrap()),
         port: Some(Port::HTTPS),
+        transport: Some(Transport::Tcp),
         shown: None,
         rule: Text::new(b"request/rule-1 within ceiling/rule-1"),
         outcome: Outcome::Allowed,

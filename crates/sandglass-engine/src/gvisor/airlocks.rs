@@ -27,6 +27,9 @@ pub trait Airlocks: Send + Sync + fmt::Debug {
     /// It has no airlock, or the kernel refused.
     fn socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, AirlockError>;
 
+    /// Whether what the packet filters of airlocks hold up is logged.
+    fn logs(&self) -> bool;
+
     /// Opens the guest's interface for an engine that brings its own network stack: a packet socket on `eth0` of the
     /// inner namespace, which loses its own address there. See [`sandglass_linux::packet`].
     ///

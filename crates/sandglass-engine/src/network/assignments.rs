@@ -23,6 +23,7 @@ pub struct Assignments {
     folder: PathBuf,
     pins: Arc<PinFolder>,
     pool: Pool,
+    logs: bool,
 }
 
 impl Assignments {
@@ -50,8 +51,9 @@ impl Assignments {
         for id in ids(&folder)? {
             owned.extend(read(&folder.join(id.as_str()))?);
         }
+        let logs = filter.log;
         let pool = Pool::start(Arc::clone(&pins), instance.clone(), filter, spare, &owned)?;
-        Ok(Self { folder, pins, pool })
+        Ok(Self { folder, pins, pool, logs })
     }
 
     /// Ends the pool and removes its unused slots, and the mount under the pins if no sandbox needs it. Sandboxes keep
@@ -110,6 +112,10 @@ impl Airlocks for Assignments {
     fn socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, AirlockError> {
         let slot = self.slot(id)?.ok_or_else(|| io::Error::from(ErrorKind::NotFound))?;
         Ok(slot.airlock_socket(socket)?)
+    }
+
+    fn logs(&self) -> bool {
+        self.logs
     }
 
     fn guest_link(&self, id: &SandboxId) -> Result<OwnedFd, AirlockError> {

@@ -11,8 +11,10 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, Protocol, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt,
 };
+use sandglass_egress::filter_log::{GROUP, SNAPLEN};
+use sandglass_egress::policy::Openings;
 use sandglass_linux::namespace::{Netns, PinFolder};
-use sandglass_linux::netlink::{Rtnetlink, VethPeer};
+use sandglass_linux::netlink::{Rtnetlink, VethPeer, packet_log};
 use sandglass_linux::{nft, packet};
 use sandglass_types::InstanceId;
 
@@ -30,12 +32,27 @@ const EGRESS_BACKLOG: u16 = 4096;
 /// Buffer of each direction of a packet socket, in bytes: what `runsc` gives the ones that it opens itself.
 const LINK_BUFFER: u32 = 4 << 20;
 
+/// How much of what the packet filter logs may wait for the server, in bytes: a few hundred packets.
+const LOG_BUFFER: usize = 64 << 10;
+
 /// How many names are tried before it must be something else that makes them look taken.
 const NAME_ATTEMPTS: usize = 8;
 
 /// How long a new link may take to carry packets, and how often that is looked at.
 const LINK_PATIENCE: Duration = Duration::from_secs(5);
 const LINK_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Tries, in a namespace of its own, whether the kernel can log what a packet filter holds up. Where it can't, nothing of
+/// that has a receipt.
+///
+/// # Errors
+/// The step that failed.
+pub fn try_log() -> Result<(), NetworkError> {
+    let netns = Netns::create().map_err(step("make a namespace"))?;
+    nft::apply(&netns, &ruleset("eth0", &Filter::new(&Openings::default())))?;
+    let opened = netns.run(|| make_socket(AirlockSocket::FilterLog)).flatten();
+    opened.map(drop).map_err(step("receive what is logged"))
+}
 
 /// Settings of the inner namespace, below `/proc/sys/net`. Those of `all` and `default` are in force before there is
 /// an interface, which then starts with them.
@@ -337,6 +354,7 @@ fn make_socket(socket: AirlockSocket) -> io::Result<OwnedFd> {
         }
         AirlockSocket::DnsTcp => listening(DNS_PORT, DNS_BACKLOG),
         AirlockSocket::TcpEgress => listening(EGRESS_PORT, EGRESS_BACKLOG),
+        AirlockSocket::FilterLog => packet_log(GROUP, SNAPLEN, LOG_BUFFER),
         AirlockSocket::TcpToGuest => open(SocketType::STREAM, ipproto::TCP),
     }
 }

@@ -21,6 +21,10 @@ use sandglass_types::InstanceId;
 use super::*;
 use crate::engine::AirlockSocket;
 
+mod held_up;
+
+use held_up::logged;
+
 /// Upper bound for what must happen.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -298,7 +302,9 @@ fn a_guest_has_a_bounded_number_of_connections() {
         held.push((guest, server.accept().unwrap().0));
     }
     let one_more = || connect_from_guest(&bench, &slot, "93.184.216.34:443", PATIENCE).0;
+    let log = slot.airlock_socket(AirlockSocket::FilterLog).unwrap();
     assert_eq!(one_more().unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    logged(&log, &[("connections", "93.184.216.34:443")]);
     // Names are still answered, and the place of one that ended is free again.
     let names = TcpListener::from(slot.airlock_socket(AirlockSocket::DnsTcp).unwrap());
     connect_from_guest(&bench, &slot, "8.8.8.8:53", PATIENCE).0.unwrap();
@@ -691,9 +697,13 @@ fn sockets_of_the_airlock_do_not_block_and_close_on_exec() {
     let bench = Bench::new();
     let slot = bench.slot();
     let (_, airlock) = slot.inodes().unwrap();
-    for kind in
-        [AirlockSocket::DnsUdp, AirlockSocket::DnsTcp, AirlockSocket::TcpEgress, AirlockSocket::TcpToGuest]
-    {
+    for kind in [
+        AirlockSocket::DnsUdp,
+        AirlockSocket::DnsTcp,
+        AirlockSocket::TcpEgress,
+        AirlockSocket::FilterLog,
+        AirlockSocket::TcpToGuest,
+    ] {
         let fd = slot.airlock_socket(kind).unwrap();
         assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         assert!(rustix::fs::fcntl_getfl(&fd).unwrap().contains(rustix::fs::OFlags::NONBLOCK));

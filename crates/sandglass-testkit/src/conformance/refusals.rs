@@ -23,6 +23,7 @@ pub(super) fn check(fixture: &mut Fixture<'_>, feature: Feature) {
                 AirlockSocket::DnsUdp,
                 AirlockSocket::DnsTcp,
                 AirlockSocket::TcpEgress,
+                AirlockSocket::FilterLog,
                 AirlockSocket::TcpToGuest,
             ] {
                 let result = engine.airlock_socket(&spec.id, socket);
