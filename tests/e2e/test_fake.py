@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from e2b import CommandExitException, NotFoundException, PtySize, Sandbox, TimeoutException
+from faults import crash
 from support import PROGRAM, Server, status_of, until
 
 # Nobody: no name, no group, nothing of this machine belongs to it.
@@ -287,3 +288,20 @@ def test_started_by_root_the_half_that_reads_hostile_bytes_has_no_privilege_all_
             assert sandbox.commands.run("id -u").stdout == "0\n"
     finally:
         finish(server)
+
+
+def test_time_is_up_with_a_dead_server(folder):
+    server = Server(data_folder(folder, "dead"))
+    server.program = [*AS_NOBODY, str(folder / "sandglass")]
+    server.options = ACCEPTED
+    server.start()
+    brief = Sandbox.create(timeout=5, **server.opts)
+    longer = Sandbox.create(timeout=600, **server.opts)
+    crash(server, "both")
+    sandboxes = server.data_dir / "host/sandboxes"
+    until(lambda: os.listdir(sandboxes) == [longer.sandbox_id], within=60, what="the end of one and of no other")
+    server.start()
+    record = httpx.get(f"{server.url}/v1/sandboxes/{brief.sandbox_id}", headers=server.headers).json()
+    assert record["end_reason"] == "timeout"
+    assert longer.commands.run("echo alive").stdout == "alive\n"
+    finish(server)

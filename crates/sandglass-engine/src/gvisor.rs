@@ -30,6 +30,7 @@ mod ceiling;
 mod control;
 mod disk;
 mod exit;
+mod holdings;
 mod image;
 mod layer;
 mod make;
@@ -49,9 +50,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use sandglass_linux::cgroup::{self, CgroupError, Cgroups, Leaf};
+use sandglass_linux::cgroup::{CgroupError, Leaf};
 use sandglass_linux::mount::MountNamespace;
-use sandglass_linux::process::{self, Cpus, PidFd, Watch, adopt_orphans, boot_id};
+use sandglass_linux::process::{self, Cpus, PidFd, Watch, adopt_orphans};
 use sandglass_types::{InstanceId, SandboxId};
 
 use self::control::Control;
@@ -74,6 +75,7 @@ use crate::side_by_side::{both, side_by_side};
 pub use self::airlocks::{AirlockError, Airlocks};
 pub use self::ceiling::of as ceiling;
 pub use self::control::knows as over_control_socket;
+pub use self::holdings::Holdings;
 pub use self::make::OVERLAY_OPTIONS;
 pub use self::paths::{HostPaths, SandboxPaths};
 pub use self::runsc::{no_network_settings, version as runsc_version};
@@ -125,15 +127,12 @@ pub enum Driver {
 /// The gVisor engine.
 #[derive(Debug)]
 pub struct GvisorEngine {
-    paths: HostPaths,
+    holdings: Holdings,
     runsc: Runsc,
     layer: Layer,
     args: Vec<String>,
-    airlocks: Option<Arc<dyn Airlocks>>,
     /// Whether new sandboxes are driven over their control sockets.
     over_socket: bool,
-    cgroups: Cgroups,
-    boot_id: String,
     /// The processors of this machine.
     cpus: Cpus,
     /// Counts sandboxes, so that they are not all made on the same processors.
@@ -168,8 +167,8 @@ impl GvisorEngine {
             }
         }
         adopt_orphans().map_err(|error| step("become a reaper", error))?;
-        let cgroups = Cgroups::detect(Path::new(cgroup::ROOT), instance.as_str())
-            .map_err(|error| step("find the control groups", error))?;
+        let holdings = Holdings::open(paths, &instance, airlocks)?;
+        let paths = &holdings.paths;
         image::sweep(&paths.images()).map_err(|error| step("remove unfinished images", error))?;
         let args = std::iter::once(oci::GUEST_PATH.to_owned()).chain(guest_args).collect();
         let runsc = Runsc::open(&runsc, &paths.runsc_root())?;
@@ -181,19 +180,16 @@ impl GvisorEngine {
         let engine = Self {
             runsc,
             over_socket,
-            layer: layer::ensure(&paths, &guest)?,
-            boot_id: boot_id().map_err(|error| step("read the boot id", error))?,
-            paths,
+            layer: layer::ensure(paths, &guest)?,
+            holdings,
             args,
-            airlocks,
-            cgroups,
             cpus: Cpus::own().map_err(|error| step("count the processors", error))?,
             turn: AtomicU64::new(0),
             locks: Locks::default(),
             watches: Mutex::default(),
         };
         // Last: the drop of an engine takes it away again, and nothing else would.
-        engine.cgroups.make_parent().map_err(|error| step("make the control group", error))?;
+        engine.holdings.cgroups.make_parent().map_err(|error| step("make the control group", error))?;
         Ok(engine)
     }
 
@@ -202,40 +198,20 @@ impl GvisorEngine {
     /// # Errors
     /// The step that failed; call again.
     pub fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
-        remove_folder(&self.paths.image(image))
-    }
-
-    fn leaf(&self, id: &SandboxId) -> Result<Leaf, EngineError> {
-        self.cgroups.leaf(id.as_str()).map_err(|error| step("name the control group", error))
+        remove_folder(&self.holdings.paths.image(image))
     }
 
     fn pinned(&self, spec: &SandboxSpec) -> Pinned {
         Pinned { rootfs: spec.rootfs, agent: self.layer.digest, runsc: self.runsc.version.clone() }
     }
 
-    /// The record of a sandbox that was made to the end.
-    fn record(&self, id: &SandboxId) -> Result<Record, EngineError> {
-        records::read(&self.paths.sandbox(id).record(), id)
-            .filter(|record: &Record| record.sandbox.is_some())
-            .ok_or_else(|| EngineError::NotFound(id.clone()))
-    }
-
-    /// Its sandbox process, if that runs.
-    fn process(&self, record: &Record) -> Result<Option<PidFd>, EngineError> {
-        let failed = |error: io::Error| step("look at the sandbox process", error);
-        let Some(identity) = record.process(&self.boot_id) else { return Ok(None) };
-        let Some(fd) = identity.open().map_err(failed)? else { return Ok(None) };
-        // One that has ended and is not reaped yet still has its pid.
-        Ok((!fd.wait_end(Some(Instant::now())).map_err(failed)?).then_some(fd))
-    }
-
     fn presence(&self, id: &SandboxId) -> Result<Presence, EngineError> {
-        let record = match self.record(id) {
+        let record = match self.holdings.record(id) {
             Ok(record) => record,
             Err(EngineError::NotFound(_)) => return Ok(Presence::Remains),
             Err(error) => return Err(error),
         };
-        if self.process(&record)?.is_none() {
+        if self.holdings.process(&record)?.is_none() {
             return Ok(Presence::Remains);
         }
         let status = match record.progress {
@@ -258,13 +234,13 @@ impl GvisorEngine {
     }
 
     fn save(&self, record: &Record) -> Result<(), EngineError> {
-        let path = self.paths.sandbox(&record.id).record();
+        let path = self.holdings.paths.sandbox(&record.id).record();
         records::write(record, &path).map_err(|error| step("write the record", error))
     }
 
     /// The record, if the sandbox is in the state that the verb needs.
     fn expect(&self, id: &SandboxId, wanted: Presence, verb: &'static str) -> Result<Record, EngineError> {
-        let record = self.record(id)?;
+        let record = self.holdings.record(id)?;
         let presence = self.presence(id)?;
         if presence == wanted {
             return Ok(record);
@@ -277,7 +253,7 @@ impl GvisorEngine {
         let id = &spec.id;
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
-        if self.paths.sandbox(id).dir().exists() || self.leaf(id)?.exists() {
+        if self.holdings.paths.sandbox(id).dir().exists() || self.holdings.leaf(id)?.exists() {
             return Err(EngineError::Exists(id.clone()));
         }
         if let Some(image) = image {
@@ -294,19 +270,20 @@ impl GvisorEngine {
 
     fn make_parts(&self, spec: &SandboxSpec, image: Option<&Image>) -> Result<(), EngineError> {
         let id = &spec.id;
-        let rootfs = self.paths.rootfs(&spec.rootfs);
+        let rootfs = self.holdings.paths.rootfs(&spec.rootfs);
         if !rootfs.is_dir() {
             return Err(step("find the root file system", format!("there is no {}", rootfs.display())));
         }
-        let paths = self.paths.sandbox(id);
-        let leaf = self.leaf(id)?;
+        let paths = self.holdings.paths.sandbox(id);
+        let leaf = self.holdings.leaf(id)?;
         sandglass_failpoint::hit("engine.create.folder")?;
         private_folder(paths.dir())
             // Before anything runs.
             .and_then(|()| deadline::keep(paths.dir(), spec.deadline, Moment::now()))
             .map_err(|error| step("make the sandbox's folder", error))?;
         sandglass_failpoint::hit("engine.create.record")?;
-        let mut record = Record::new(id.clone(), self.pinned(spec), spec.limits, self.boot_id.clone());
+        let mut record =
+            Record::new(id.clone(), self.pinned(spec), spec.limits, self.holdings.boot_id.clone());
         self.save(&record)?;
         // `runsc restore` takes the interfaces from a namespace, however the sandbox is driven afterwards.
         let (network, progress) = match image {
@@ -316,7 +293,7 @@ impl GvisorEngine {
         };
         // All three wait for the kernel, so they do it at the same time.
         let (expected, (mounts, surroundings)) = side_by_side(
-            || self.cgroups.expect_move(),
+            || self.holdings.cgroups.expect_move(),
             || {
                 side_by_side(
                     || self.make_disk(spec, image, &paths, &rootfs),
@@ -376,7 +353,7 @@ impl GvisorEngine {
     ) -> Result<MountNamespace, EngineError> {
         sandglass_failpoint::hit("engine.create.disk")?;
         match image {
-            None => disk::blank(&self.paths, spec.limits.disk_mib(), &paths.disk())?,
+            None => disk::blank(&self.holdings.paths, spec.limits.disk_mib(), &paths.disk())?,
             Some(image) => disk::copy(&image.disk(), &paths.disk())
                 .map_err(|error| step("copy the image's disk", error))?,
         }
@@ -393,7 +370,7 @@ impl GvisorEngine {
         leaf: &Leaf,
     ) -> Result<(), EngineError> {
         sandglass_failpoint::hit("engine.create.network")?;
-        let netns = match &self.airlocks {
+        let netns = match &self.holdings.airlocks {
             Some(airlocks) => {
                 Some(airlocks.assign(&spec.id).map_err(|error| step("make the network", error))?)
             }
@@ -418,47 +395,21 @@ impl GvisorEngine {
 
     /// Removes all that a sandbox owns, in whatever state it is. The caller holds its lock.
     fn remove(&self, id: &SandboxId) -> Result<(), EngineError> {
-        let paths = self.paths.sandbox(id);
-        let leaf = self.leaf(id)?;
-        sandglass_failpoint::hit("engine.remove.begin")?;
-        // The network ends beside the processes: neither needs the other, and both wait for the kernel.
-        let (released, killed) = side_by_side(
-            || self.airlocks.as_ref().map_or(Ok(()), |airlocks| airlocks.release(id)),
-            || {
-                teardown::abandon_disk(&leaf, &paths.disk());
-                sandglass_failpoint::hit("engine.remove.kill")?;
-                self.kill_recorded(id)?;
-                teardown::kill(&leaf)
-            },
-        );
-        both(killed, released.map_err(|error| step("end the network", error)))?;
-        sandglass_failpoint::hit("engine.remove.forget")?;
+        self.holdings.remove(id)?;
         lock(&self.watches).remove(id);
-        self.runsc.forget(id).map_err(|error| step("remove the state of runsc", error))?;
-        sandglass_failpoint::hit("engine.remove.group")?;
-        teardown::remove_group(&leaf)?;
-        sandglass_failpoint::hit("engine.remove.detach")?;
-        teardown::wait_detached(&paths.disk())?;
-        sandglass_failpoint::hit("engine.remove.folder")?;
-        // Last, because it is what a list finds when all else is gone.
-        remove_folder(paths.dir())?;
-        sandglass_failpoint::hit("engine.remove.done").map_err(Into::into)
-    }
-
-    /// Kills the sandbox process by its record: somebody may have taken it out of the group by which all are found. The
-    /// others end with it.
-    fn kill_recorded(&self, id: &SandboxId) -> Result<(), EngineError> {
-        let Ok(record) = self.record(id) else { return Ok(()) };
-        let Some(process) = self.process(&record)? else { return Ok(()) };
-        process.kill().map_err(|error| step("end the sandbox process", error))
+        Ok(())
     }
 
     fn known(&self, id: &SandboxId) -> Result<(), EngineError> {
-        if self.paths.sandbox(id).dir().exists() { Ok(()) } else { Err(EngineError::NotFound(id.clone())) }
+        if self.holdings.paths.sandbox(id).dir().exists() {
+            Ok(())
+        } else {
+            Err(EngineError::NotFound(id.clone()))
+        }
     }
 
     fn evidence(&self, id: &SandboxId, watch: Option<&Watch>) -> Result<Evidence, EngineError> {
-        let leaf = self.leaf(id)?;
+        let leaf = self.holdings.leaf(id)?;
         let count = |counted: Result<u64, CgroupError>| match counted {
             // It is being removed at this moment.
             Err(CgroupError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(0),
@@ -469,15 +420,6 @@ impl GvisorEngine {
             oom_kills: count(leaf.oom_kills())?,
             process_limit_hits: count(leaf.process_limit_hits())?,
         })
-    }
-}
-
-impl Drop for GvisorEngine {
-    /// Takes the instance's control group away with the engine, unless sandboxes are left in it.
-    fn drop(&mut self) {
-        if let Err(error) = self.cgroups.remove_parent() {
-            tracing::debug!(%error, "the control group of the instance stays");
-        }
     }
 }
 
@@ -502,7 +444,7 @@ impl Engine for GvisorEngine {
         let mut record = self.expect(id, Presence::Created, "start")?;
         if record.progress.is_some() {
             sandglass_failpoint::hit("engine.start.link")?;
-            let link = self.airlocks.as_ref().map(|airlocks| airlocks.guest_link(id)).transpose();
+            let link = self.holdings.airlocks.as_ref().map(|airlocks| airlocks.guest_link(id)).transpose();
             let link = link.map_err(|error| step("open the guest's interface", error))?;
             self.control(id).start(link.as_ref())?;
             sandglass_failpoint::hit("engine.start.save")?;
@@ -547,13 +489,13 @@ impl Engine for GvisorEngine {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let record = self.expect(id, Presence::Paused, "checkpoint")?;
-        let target = self.paths.image(image);
+        let target = self.holdings.paths.image(image);
         if target.exists() {
             return Err(EngineError::Exists(image.clone()));
         }
         let failed = |error: io::Error| step("write the image", error);
         sandglass_failpoint::hit("engine.image.begin")?;
-        let unfinished = Unfinished::begin(&self.paths.images()).map_err(failed)?;
+        let unfinished = Unfinished::begin(&self.holdings.paths.images()).map_err(failed)?;
         let checkpoint = unfinished.image().checkpoint();
         sandglass_failpoint::hit("engine.image.checkpoint")?;
         // Without `--leave-running`, a checkpoint that fails kills the sandbox. It stays paused all the same,
@@ -569,9 +511,9 @@ impl Engine for GvisorEngine {
         } else {
             self.runsc.verb(id, "checkpoint", &by_command_line, CHECKPOINT_TIMEOUT)?;
         }
-        let disk = self.paths.sandbox(id).disk();
+        let disk = self.holdings.paths.sandbox(id).disk();
         sandglass_failpoint::hit("engine.image.sync")?;
-        teardown::find_disk(&self.leaf(id)?, &disk)
+        teardown::find_disk(&self.holdings.leaf(id)?, &disk)
             .and_then(|mount| mount.ok_or_else(|| io::Error::other("it is not mounted"))?.sync())
             .map_err(|error| step("flush the disk", error))?;
         sandglass_failpoint::hit("engine.image.copy")?;
@@ -583,7 +525,7 @@ impl Engine for GvisorEngine {
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
-        let image_path = self.paths.image(image);
+        let image_path = self.holdings.paths.image(image);
         if !image_path.exists() {
             return Err(EngineError::NotFound(image.clone()));
         }
@@ -594,7 +536,7 @@ impl Engine for GvisorEngine {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         self.known(id)?;
-        deadline::keep(self.paths.sandbox(id).dir(), deadline, Moment::now())
+        deadline::keep(self.holdings.paths.sandbox(id).dir(), deadline, Moment::now())
             .map_err(|error| step("keep the deadline", error))
     }
 
@@ -606,13 +548,13 @@ impl Engine for GvisorEngine {
 
     fn stats(&self, id: &SandboxId) -> Result<Stats, EngineError> {
         self.known(id)?;
-        let usage = match self.leaf(id)?.usage() {
+        let usage = match self.holdings.leaf(id)?.usage() {
             Err(CgroupError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(EngineError::NotFound(id.clone()));
             }
             usage => usage.map_err(|error| step("read what the sandbox uses", error))?,
         };
-        let disk = fs_err::metadata(self.paths.sandbox(id).disk())
+        let disk = fs_err::metadata(self.holdings.paths.sandbox(id).disk())
             .map_err(|error| step("read the size of the disk", error))?;
         Ok(Stats {
             cpu_micros: usage.cpu_micros,
@@ -626,13 +568,15 @@ impl Engine for GvisorEngine {
 
     fn list(&self) -> Result<Vec<(SandboxId, Presence)>, EngineError> {
         let failed = |error: Box<dyn std::error::Error + Send + Sync>| step("list the sandboxes", error);
-        let mut names = self.cgroups.children().map_err(|error| failed(error.into()))?;
-        for entry in fs_err::read_dir(self.paths.sandboxes()).map_err(|error| failed(error.into()))? {
+        let mut names = self.holdings.cgroups.children().map_err(|error| failed(error.into()))?;
+        for entry in
+            fs_err::read_dir(self.holdings.paths.sandboxes()).map_err(|error| failed(error.into()))?
+        {
             names.extend(entry.map_err(|error| failed(error.into()))?.file_name().into_string());
         }
         // What is not named like a sandbox is none of ours.
         let mut ids: BTreeSet<SandboxId> = names.iter().filter_map(|name| name.parse().ok()).collect();
-        if let Some(airlocks) = &self.airlocks {
+        if let Some(airlocks) = &self.holdings.airlocks {
             ids.extend(airlocks.assigned().map_err(failed)?);
         }
         ids.into_iter().map(|id| self.presence(&id).map(|presence| (id, presence))).collect()
@@ -640,12 +584,12 @@ impl Engine for GvisorEngine {
 
     fn attach(&self, id: &SandboxId) -> Result<SessionEnds, EngineError> {
         self.known(id)?;
-        Session { folder: self.paths.sandbox(id).dir() }.attach(id)
+        Session { folder: self.holdings.paths.sandbox(id).dir() }.attach(id)
     }
 
     fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, EngineError> {
         self.known(id)?;
-        let Some(airlocks) = &self.airlocks else {
+        let Some(airlocks) = &self.holdings.airlocks else {
             return Err(EngineError::Unsupported { engine: NAME, verb: "make a socket without a network" });
         };
         if socket == AirlockSocket::FilterLog && !airlocks.logs() {
@@ -660,7 +604,7 @@ impl Engine for GvisorEngine {
             Pace::Full => process::DEFAULT_TIMER_SLACK,
             Pace::Idle => IDLE_TIMER_SLACK,
         };
-        let leaf = self.leaf(id)?;
+        let leaf = self.holdings.leaf(id)?;
         process::set_timer_slack(|| leaf.processes(), slack).map_err(|error| step("set the pace", error))
     }
 
@@ -668,10 +612,10 @@ impl Engine for GvisorEngine {
         self.known(id)?;
         let failed = |error: io::Error| step("wait for the sandbox", error);
         let watch = lock(&self.watches).get(id).cloned();
-        let leaf = self.leaf(id)?;
+        let leaf = self.holdings.leaf(id)?;
         let mut deadline = None;
-        if let Ok(record) = self.record(id) {
-            if let Some(fd) = self.process(&record)? {
+        if let Ok(record) = self.holdings.record(id) {
+            if let Some(fd) = self.holdings.process(&record)? {
                 fd.wait_end(None).map_err(failed)?;
             }
             deadline = Some(Instant::now() + STRAGGLERS);

@@ -152,6 +152,11 @@ impl DataDir {
         self.path.join("host")
     }
 
+    /// A folder for each sandbox, as both engines have it.
+    pub(crate) fn sandboxes(&self) -> PathBuf {
+        self.host().join("sandboxes")
+    }
+
     /// Its id.
     pub(crate) const fn instance(&self) -> &InstanceId {
         &self.instance

@@ -73,9 +73,9 @@ pub(crate) fn spawn(
 /// Is the privileged half until the line is closed.
 pub(crate) fn run(args: cli::Host) -> anyhow::Result<()> {
     let line = std::io::stdin().as_fd().try_clone_to_owned()?;
-    let data_dir = args.data_dir.clone();
-    let Started { engine, airlocks } = start(args, DEFAULT_SIZE)?;
-    let watched = Watched::start(&data_dir)?;
+    let data = DataDir::open(&args.data_dir)?;
+    let Started { engine, airlocks } = start(&data, args)?;
+    let watched = Watched::start(&data)?;
     let served = sandglass_engine::host::server::run(line, &engine);
     watched.end();
     if let Some(airlocks) = airlocks {
@@ -85,15 +85,13 @@ pub(crate) fn run(args: cli::Host) -> anyhow::Result<()> {
 }
 
 /// What the verbs are done with.
-pub(crate) struct Started {
-    pub(crate) engine: Arc<dyn Engine>,
+struct Started {
+    engine: Arc<dyn Engine>,
     /// The network of its sandboxes, if it gives them one.
-    pub(crate) airlocks: Option<Arc<Assignments>>,
+    airlocks: Option<Arc<Assignments>>,
 }
 
-/// Opens the engine, which keeps so many network slots ready.
-pub(crate) fn start(args: cli::Host, spare_slots: usize) -> Result<Started, StartupError> {
-    let data = DataDir::open(&args.data_dir)?;
+fn start(data: &DataDir, args: cli::Host) -> Result<Started, StartupError> {
     sandglass_linux::process::adopt_orphans()
         .map_err(|error| StartupError::new(Reason::Host, format!("orphans can't be adopted: {error}")))?;
     let runsc = match (args.engine, args.runsc) {
@@ -121,7 +119,7 @@ pub(crate) fn start(args: cli::Host, spare_slots: usize) -> Result<Started, Star
         per_second: args.connections_per_second,
         ..Filter::new(&openings)
     };
-    let airlocks = Arc::new(Assignments::open(&data.host(), data.instance(), filter, spare_slots)?);
+    let airlocks = Arc::new(Assignments::open(&data.host(), data.instance(), filter, DEFAULT_SIZE)?);
     let engine = GvisorEngine::open(GvisorConfig {
         paths: HostPaths { data: data.host(), cache: args.cache_dir },
         instance: data.instance().clone(),

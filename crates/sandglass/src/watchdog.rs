@@ -2,8 +2,8 @@
 //!
 //! The host starts it and holds the other end of its standard input, so it wakes when the host has ended, in whatever way.
 //! Then it waits for the deadlines that the host kept beside the sandboxes (see [`deadline`]). At one it becomes for a
-//! moment what a server is, in a process of its own: that takes the lock of the data folder, opens the engine, and destroys
-//! what is due. It knows no store: the next server finds a sandbox gone whose time is up, and writes that down.
+//! moment what a server is, in a process of its own: that takes the lock of the data folder, and removes what is due by
+//! the same code, without what sandboxes are made with: `runsc` and the cache folder may be gone by then. It knows no store: the next server finds a sandbox gone whose time is up, and writes that down.
 //!
 //! It has no socket, reads nothing but what the host wrote, and leaves the control groups of the service, with which it
 //! would be killed. It ends when no sandbox with a deadline is left, or when a later host has one of its own.
@@ -18,8 +18,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use fs_err as fs;
+use sandglass_egress::policy::Openings;
 use sandglass_engine::deadline::{self, Moment};
-use sandglass_engine::gvisor::HostPaths;
+use sandglass_engine::fake::{FakeConfig, FakeEngine};
+use sandglass_engine::gvisor::{Holdings, HostPaths};
+use sandglass_engine::network::{Assignments, Filter};
+use sandglass_engine::{Engine as _, EngineError};
 use sandglass_linux::cgroup::{self, Cgroups};
 use sandglass_linux::lock::{FolderLock, LockError};
 use sandglass_linux::process::{Child, Launch, spawn};
@@ -28,7 +32,6 @@ use sandglass_types::error::Chain;
 
 use crate::cli;
 use crate::data_dir::DataDir;
-use crate::privileged::{self, Started};
 use crate::startup::{Reason, StartupError};
 
 /// The longest sleep before the clocks, the deadlines and the later hosts are looked at again.
@@ -46,6 +49,9 @@ const AT_ONCE: usize = 8;
 /// How long the host waits for a watchdog that has nothing to do.
 const FAREWELL: Duration = Duration::from_secs(5);
 
+/// This program, also after another one was put in its place.
+const PROGRAM: &str = "/proc/self/exe";
+
 /// The variables of the environment that it shares with the host.
 const ENVIRONMENT: [&str; 2] = ["SANDGLASS_LOG", sandglass_failpoint::VARIABLE];
 
@@ -60,7 +66,7 @@ pub(crate) struct Watched {
 
 impl Watched {
     /// Starts it with the arguments of this process.
-    pub(crate) fn start(data_dir: &Path) -> Result<Self, StartupError> {
+    pub(crate) fn start(data: &DataDir) -> Result<Self, StartupError> {
         let failed = |error: anyhow::Error| {
             StartupError::new(Reason::Host, format!("the watchdog could not be started: {error:#}"))
         };
@@ -94,7 +100,7 @@ impl Watched {
             .spawn(keep)
             .context("no thread for it")
             .map_err(failed)?;
-        let sandboxes = sandboxes(data_dir);
+        let sandboxes = data.sandboxes();
         Ok(Self { sandboxes, ending, line, ended })
     }
 
@@ -110,14 +116,9 @@ impl Watched {
     }
 }
 
-fn sandboxes(data_dir: &Path) -> PathBuf {
-    HostPaths { data: data_dir.join("host"), cache: PathBuf::new() }.sandboxes()
-}
-
 /// Starts a watchdog that waits for the end of `line`. It must not hold what the host's standard output is: the lock.
 fn launch(line: &OwnedFd) -> anyhow::Result<Child> {
-    let program = std::env::current_exe().context("this program can't find itself")?;
-    let mut launch = Launch::new(program)?.arg("watchdog")?.args(std::env::args_os().skip(2))?;
+    let mut launch = Launch::new(PROGRAM)?.arg("watchdog")?.args(std::env::args_os().skip(2))?;
     for name in ENVIRONMENT {
         if let Some(value) = std::env::var_os(name) {
             launch = launch.env(name, value)?;
@@ -145,7 +146,7 @@ fn watch(data: &DataDir) -> anyhow::Result<()> {
     }
     std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())
         .context("the line to the host failed")?;
-    let sandboxes = sandboxes(data.path());
+    let sandboxes = data.sandboxes();
     let mut failed = false;
     loop {
         let Some(left) = soonest(&sandboxes) else { return Ok(()) };
@@ -200,8 +201,7 @@ fn is_free(data_dir: &Path) -> bool {
 
 /// Ends what is due, in a process of its own: this one stays as small as it is. `false` if it goes on.
 fn start_round() -> anyhow::Result<bool> {
-    let program = std::env::current_exe().context("this program can't find itself")?;
-    let mut round = Command::new(program);
+    let mut round = Command::new(PROGRAM);
     round.args(std::env::args_os().skip(1)).arg("--round").stdin(Stdio::null());
     Ok(round.status().context("it could not be started")?.success())
 }
@@ -220,20 +220,18 @@ fn round(data: DataDir, args: cli::Host) -> anyhow::Result<()> {
 
 fn end_due(data: &DataDir, args: cli::Host) -> anyhow::Result<()> {
     sandglass_failpoint::hit("watchdog.end")?;
-    let Started { engine, airlocks } = privileged::start(args, 0)?;
+    let remover = Remover::open(data, args)?;
     let now = Moment::now();
-    let all = deadline::all(&sandboxes(data.path()))?;
+    let all = deadline::all(&data.sandboxes())?;
     let due: Vec<SandboxId> =
         all.into_iter().filter(|(_, kept)| kept.left(now).is_zero()).map(|(id, _)| id).collect();
     let (next, failed) = (Mutex::new(due.into_iter()), AtomicBool::new(false));
+    let take = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
     thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
-                while let Some(id) = {
-                    let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
-                    next.next()
-                } {
-                    match engine.destroy(&id) {
+                while let Some(id) = take() {
+                    match remover.remove(&id) {
                         Ok(()) => tracing::info!(sandbox = %id, "ended: its time was up while no server ran"),
                         Err(error) => {
                             tracing::error!(sandbox = %id, error = %Chain(&error), "could not be ended yet");
@@ -244,13 +242,43 @@ fn end_due(data: &DataDir, args: cli::Host) -> anyhow::Result<()> {
             });
         }
     });
-    if let Some(airlocks) = airlocks {
-        airlocks.close();
-    }
     if failed.into_inner() {
         bail!("some sandboxes could not be ended yet");
     }
     Ok(())
+}
+
+/// What removes sandboxes of a data folder.
+enum Remover {
+    Gvisor(Holdings),
+    Fake(FakeEngine),
+}
+
+impl Remover {
+    fn open(data: &DataDir, args: cli::Host) -> Result<Self, StartupError> {
+        let instance = data.instance();
+        if data.engine() == cli::Engine::Fake {
+            let config = FakeConfig {
+                data: data.host(),
+                instance: instance.clone(),
+                agent: args.guest,
+                agent_args: Vec::new(),
+            };
+            return Ok(Self::Fake(FakeEngine::open(config)?));
+        }
+        // No slot is made, so it matters not what one would let out.
+        let filter = Filter::new(&Openings::default());
+        let airlocks = Assignments::open(&data.host(), instance, filter, 0)?;
+        let paths = HostPaths { data: data.host(), cache: args.cache_dir };
+        Ok(Self::Gvisor(Holdings::open(paths, instance, Some(Arc::new(airlocks)))?))
+    }
+
+    fn remove(&self, id: &SandboxId) -> Result<(), EngineError> {
+        match self {
+            Self::Gvisor(holdings) => holdings.remove(id),
+            Self::Fake(engine) => engine.destroy(id),
+        }
+    }
 }
 
 #[cfg(test)]

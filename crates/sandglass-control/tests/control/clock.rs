@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use sandglass_engine::Engine as _;
 use sandglass_types::{Clock as _, EndReason, SandboxState};
 
 use crate::fixture::{DAY, HOUR, World, request};
+use crate::trouble::broken;
 
 /// Short enough to wait for, long enough to be alive when the clock jumps.
 const SHORT: Duration = Duration::from_secs(3);
@@ -61,6 +63,63 @@ async fn a_jump_while_no_server_runs() {
     let server = world.start().await.unwrap();
     // All of its time again, but no more.
     assert_eq!(server.ended(&behind).await, EndReason::Timeout);
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_host_s_deadline_is_the_store_s_or_later() {
+    let world = World::new();
+    let server = world.start().await.unwrap();
+    let id = server.create().await;
+    assert_eq!(world.kept(&id), Some(3600));
+    let set = async |span| server.control.set_timeout(server.team, &id, span).await;
+    set(HOUR * 2).await.unwrap();
+    assert_eq!(world.kept(&id), Some(7200));
+    set(HOUR / 2).await.unwrap();
+    assert_eq!(world.kept(&id), Some(1800));
+    server.control.extend(server.team, &id, HOUR / 4).await.unwrap();
+    assert_eq!(world.kept(&id), Some(1800));
+    // Cut at the longest life.
+    world.clock.advance(HOUR / 4);
+    set(DAY).await.unwrap();
+    assert_eq!(world.kept(&id), Some(24 * 3600 - 900));
+    set(HOUR).await.unwrap();
+
+    // A later end that the host does not keep is not promised; an earlier one is in force all the same.
+    let end = server.row(&id).await.end_at;
+    world.trouble.fail("set_deadline", [broken(), broken()]);
+    set(HOUR * 2).await.unwrap_err();
+    assert_eq!((server.row(&id).await.end_at, world.kept(&id)), (end, Some(3600)));
+    set(HOUR / 2).await.unwrap();
+    assert_eq!(server.row(&id).await.end_at, world.clock.now().plus(HOUR / 2));
+    assert_eq!(world.kept(&id), Some(3600));
+
+    // The next server puts right what the last one could not.
+    server.stop().await;
+    let server = world.start().await.unwrap();
+    assert_eq!(world.kept(&id), Some(1800));
+    server.kill(&id).await;
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_gone_when_its_time_is_up_was_ended_by_that() {
+    let world = World::new();
+    let server = world.start().await.unwrap();
+    let (due, lost) = (server.create().await, server.create().await);
+    server.control.set_timeout(server.team, &lost, HOUR * 2).await.unwrap();
+    server.stop().await;
+    // As the watchdog of the dead host does, and as it never would.
+    for id in [&due, &lost] {
+        world.engine().destroy(id).unwrap();
+    }
+    world.clock.advance(HOUR);
+    let server = world.start().await.unwrap();
+    assert_eq!(server.ended(&due).await, EndReason::Timeout);
+    assert_eq!(server.why(&due).await, "its time was up while no server ran");
+    assert_eq!(server.ended(&lost).await, EndReason::Lost);
     world.nothing_left().await;
     server.stop().await;
 }

@@ -14,6 +14,7 @@ use sandglass_egress::proxy::Caps;
 use sandglass_egress::resolver::FixedNames;
 use sandglass_egress::retention::Retention;
 use sandglass_engine::Engine;
+use sandglass_engine::deadline::{self, Moment};
 use sandglass_engine::fake::{FakeConfig, FakeEngine};
 use sandglass_engine::host::{Host, server};
 use sandglass_linux::fdpass;
@@ -71,7 +72,7 @@ impl World {
         }
     }
 
-    fn engine(&self) -> FakeEngine {
+    pub(crate) fn engine(&self) -> FakeEngine {
         let agent = std::env::var_os("SANDGLASS_GUEST").expect(
             "SANDGLASS_GUEST must name the guest agent: `make guest` builds it, and the Makefile sets it for all tests",
         );
@@ -86,6 +87,15 @@ impl World {
 
     fn sandboxes(&self) -> PathBuf {
         self.dir.path().join("host/sandboxes")
+    }
+
+    /// The time that the host gives a sandbox, in seconds; `None` if it has no deadline there.
+    pub(crate) fn kept(&self, id: &SandboxId) -> Option<u64> {
+        let now = Moment { wall: self.clock.now(), ..Moment::now() };
+        let all = deadline::all(&self.sandboxes()).unwrap();
+        let (_, kept) = all.into_iter().find(|(found, _)| found == id)?;
+        // Some of it has passed.
+        Some(kept.left(now).as_secs().next_multiple_of(60))
     }
 
     /// The home of a sandbox's user.

@@ -20,7 +20,7 @@ use serde_json::json;
 use super::layer::{self, Layer};
 use super::make;
 use super::paths::{HostPaths, SandboxPaths};
-use super::runsc::{FLAGS, Runsc};
+use super::runsc::{self, FLAGS, Runsc};
 use super::{ceiling, disk, oci, teardown};
 use crate::engine::{EngineError, step};
 use crate::files::{private_folder, remove_folder};
@@ -58,7 +58,6 @@ pub struct Run {
 pub struct Bare {
     paths: HostPaths,
     program: PathBuf,
-    runsc: Runsc,
     layer: Layer,
     rootfs: PathBuf,
     cgroups: Cgroups,
@@ -84,11 +83,12 @@ impl Bare {
             data: fs_err::canonicalize(&paths.data).map_err(failed)?,
             cache: fs_err::canonicalize(&paths.cache).map_err(failed)?,
         };
+        // Prepares its root folder.
+        Runsc::open(runsc, &paths.runsc_root())?;
         let cgroups = Cgroups::detect(Path::new(cgroup::ROOT), instance.as_str())
             .and_then(|cgroups| cgroups.make_parent().map(|()| cgroups))
             .map_err(|error| step("prepare the control groups", error))?;
         Ok(Self {
-            runsc: Runsc::open(runsc, &paths.runsc_root())?,
             program: runsc.to_owned(),
             layer: layer::ensure(&paths, guest)?,
             rootfs: paths.rootfs(rootfs),
@@ -158,7 +158,8 @@ impl Bare {
     fn remove(&self, id: &SandboxId, paths: &SandboxPaths, leaf: &Leaf) -> Result<(), EngineError> {
         teardown::abandon_disk(leaf, &paths.disk());
         teardown::kill(leaf)?;
-        self.runsc.forget(id).map_err(|error| step("remove the state of runsc", error))?;
+        runsc::forget(&self.paths.runsc_root(), id)
+            .map_err(|error| step("remove the state of runsc", error))?;
         teardown::remove_group(leaf)?;
         self.remove_groups_of_runsc(id).map_err(|error| step("remove the groups of runsc", error))?;
         teardown::wait_detached(&paths.disk())?;

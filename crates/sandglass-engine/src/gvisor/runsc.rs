@@ -61,6 +61,23 @@ struct State {
     status: Status,
 }
 
+/// Removes what `runsc` remembers, in its root folder, of a sandbox whose processes are gone.
+pub(super) fn forget(root: &Path, id: &SandboxId) -> io::Result<()> {
+    let names = [format!("{id}_sandbox:{id}.state"), format!("{id}_sandbox:{id}.lock")];
+    let paths = names.iter().map(|name| root.join(name)).chain([control_socket(root, id)]);
+    for path in paths {
+        match fs_err::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn control_socket(root: &Path, id: &SandboxId) -> PathBuf {
+    root.join(format!("runsc-{id}.sock"))
+}
+
 /// Where the guest's interfaces come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Network {
@@ -173,22 +190,9 @@ impl Runsc {
         serde_json::from_slice::<State>(&text).ok().map(|state| state.status)
     }
 
-    /// Removes what `runsc` remembers of a sandbox whose processes are gone.
-    pub(super) fn forget(&self, id: &SandboxId) -> io::Result<()> {
-        let names = [format!("{id}_sandbox:{id}.state"), format!("{id}_sandbox:{id}.lock")];
-        let paths = names.iter().map(|name| self.root.join(name)).chain([self.control_socket(id)]);
-        for path in paths {
-            match fs_err::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
     /// Where the control socket of a sandbox is.
     pub(super) fn control_socket(&self, id: &SandboxId) -> PathBuf {
-        self.root.join(format!("runsc-{id}.sock"))
+        control_socket(&self.root, id)
     }
 
     fn launch(&self, log: Option<&Path>, network: Network, verb: &str) -> Result<Launch, LaunchError> {
