@@ -327,6 +327,7 @@ impl Upstream for FakeLive {
 pub(crate) struct Served {
     pub(crate) fake: Arc<Fake>,
     pub(crate) address: SocketAddr,
+    pub(crate) to_edge: tokio::sync::mpsc::Sender<TcpStream>,
     pub(crate) shutdown: CancellationToken,
     pub(crate) done: tokio::task::JoinHandle<()>,
 }
@@ -341,10 +342,11 @@ impl Served {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
-        let running = crate::server::run(listener, fake.clone(), shutdown.clone(), settings);
+        let (to_edge, streams) = tokio::sync::mpsc::channel(1);
+        let running = crate::server::run(listener, streams, fake.clone(), shutdown.clone(), settings);
         #[allow(clippy::disallowed_methods, reason = "the handle is kept")]
         let done = tokio::spawn(running);
-        Self { fake, address, shutdown, done }
+        Self { fake, address, to_edge, shutdown, done }
     }
 
     pub(crate) async fn connect(&self) -> Wire {

@@ -15,15 +15,16 @@ use axum::body::Body;
 use http::header::HOST;
 use http::{HeaderValue, Request, Response};
 use sandglass_control::Control;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use sandglass_engine::network::GUEST_ADDRESS;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::backend::Backend;
 use crate::edge::answer::{Failure, failed, is_navigation, unroutable};
-use crate::edge::target::{Target, host, route};
+use crate::edge::target::{Target, host, route, route_from_sandbox, strip_routing};
 use crate::edge::{Edge, Origin};
 use crate::metrics::Metrics;
 use crate::router::{ApiState, ISOLATION, router};
@@ -58,6 +59,10 @@ impl Default for Settings {
     }
 }
 
+/// Connections of sandboxes at one time; one more is closed. They are not among those of clients, so that no sandbox keeps
+/// a client out.
+const MAX_FROM_SANDBOXES: usize = 1024;
+
 /// Pause after a failed accept: the process is out of descriptors, and asking again at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -77,17 +82,33 @@ struct Shared {
     force: CancellationToken,
 }
 
-/// Serves the REST faces and the edge until `shutdown` fires, and then for at most ten seconds what is open.
+/// Who is at the other end of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Peer {
+    /// A client at this address.
+    Client(IpAddr),
+    /// A program in a sandbox.
+    Sandbox,
+}
+
+/// Serves the REST faces and the edge until `shutdown` fires, and then for at most ten seconds what is open. On the streams
+/// that come out of `to_edge`, which are of sandboxes, it serves ports of sandboxes alone.
 ///
 /// # Errors
 /// None at present: a connection that fails ends alone, and an accept that fails is tried again.
-pub async fn serve(listener: TcpListener, control: Control, shutdown: CancellationToken) -> io::Result<()> {
-    run(listener, Arc::new(control), shutdown, Settings::default()).await;
+pub async fn serve(
+    listener: TcpListener,
+    to_edge: mpsc::Receiver<TcpStream>,
+    control: Control,
+    shutdown: CancellationToken,
+) -> io::Result<()> {
+    run(listener, to_edge, Arc::new(control), shutdown, Settings::default()).await;
     Ok(())
 }
 
 pub(crate) async fn run(
     listener: TcpListener,
+    mut to_edge: mpsc::Receiver<TcpStream>,
     backend: Arc<dyn Backend>,
     shutdown: CancellationToken,
     settings: Settings,
@@ -95,6 +116,7 @@ pub(crate) async fn run(
     let tasks = TaskTracker::new();
     let force = CancellationToken::new();
     let slots = Arc::new(Semaphore::new(settings.max_connections));
+    let sandbox_slots = Arc::new(Semaphore::new(MAX_FROM_SANDBOXES));
     let drain = settings.drain;
     let metrics = Arc::new(Metrics::new());
     let shared = Arc::new(Shared {
@@ -120,6 +142,13 @@ pub(crate) async fn run(
             biased;
             () = shutdown.cancelled() => break,
             accepted = accepted => accepted,
+            // Behind those, so that no flood of them keeps a client waiting.
+            Some(stream) = to_edge.recv() => {
+                if let Ok(slot) = sandbox_slots.clone().try_acquire_owned() {
+                    tasks.spawn(connection::serve(shared.clone(), stream, Peer::Sandbox, slot));
+                }
+                continue;
+            }
         };
         match (slot, accepted) {
             (Ok(slot), Ok((stream, peer))) => {
@@ -127,7 +156,7 @@ pub(crate) async fn run(
                     tracing::debug!(%error, "the client went before it was served");
                     continue;
                 }
-                tasks.spawn(connection::serve(shared.clone(), stream, peer.ip(), slot));
+                tasks.spawn(connection::serve(shared.clone(), stream, Peer::Client(peer.ip()), slot));
             }
             (_, Err(error)) => {
                 tracing::warn!(%error, "accept failed");
@@ -149,20 +178,23 @@ pub(crate) async fn run(
 
 impl Shared {
     /// Answers one request, and says what isolates, also over an answer from a sandbox: that must not say it itself.
-    async fn dispatch(
-        &self,
-        request: Request<Lingering>,
-        peer: IpAddr,
-    ) -> Result<Response<Body>, Infallible> {
+    async fn dispatch(&self, request: Request<Lingering>, peer: Peer) -> Result<Response<Body>, Infallible> {
         let mut answer = self.answer(request, peer).await;
         let isolation = HeaderValue::from_static(self.backend.engine().isolation.name());
         answer.headers_mut().insert(ISOLATION, isolation);
         Ok(answer)
     }
 
-    async fn answer(&self, request: Request<Lingering>, peer: IpAddr) -> Response<Body> {
+    async fn answer(&self, mut request: Request<Lingering>, peer: Peer) -> Response<Body> {
         let named = host(request.version(), request.uri(), request.headers());
-        let target = named.and_then(|host| route(&host, self.backend.domain(), request.headers()));
+        let domain = self.backend.domain();
+        let (target, peer) = match peer {
+            Peer::Client(peer) => (named.and_then(|host| route(&host, domain, request.headers())), peer),
+            Peer::Sandbox => {
+                strip_routing(request.headers_mut());
+                (named.and_then(|host| route_from_sandbox(&host, domain)), IpAddr::V4(GUEST_ADDRESS))
+            }
+        };
         match target {
             Err(reason) => unroutable(reason),
             Ok(Target::Api) => {

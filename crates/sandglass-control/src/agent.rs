@@ -9,7 +9,7 @@ use std::time::Duration;
 use rand::RngExt as _;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use sandglass_egress::enforcer::Enforcer;
-use sandglass_egress::proxy::{self, Caps, Direct};
+use sandglass_egress::proxy;
 use sandglass_engine::engine::{AirlockSocket, SessionEnds};
 use sandglass_engine::host::{Host, RefusalKind};
 use sandglass_linux::redirect::original_destination;
@@ -23,6 +23,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::egress::Egress;
 use crate::template::Template;
 
 /// How long a started or adopted agent may take to say hello. It takes milliseconds unless the machine is stuck.
@@ -149,7 +150,7 @@ pub(crate) async fn guard_airlock(
     host: &Host,
     id: &SandboxId,
     enforcer: &Arc<Enforcer>,
-    caps: Caps,
+    egress: &Egress,
     gone: &CancellationToken,
     tasks: &TaskTracker,
 ) -> Result<(), Error> {
@@ -163,7 +164,7 @@ pub(crate) async fn guard_airlock(
         TcpListener::from_std(tcp).map_err(io)
     };
     let tcp = listener(AirlockSocket::DnsTcp).await?;
-    let egress = listener(AirlockSocket::TcpEgress).await?;
+    let connections = listener(AirlockSocket::TcpEgress).await?;
     // What the packet filter holds up is held up whether it is written down or not.
     let log = match host.airlock_socket(id, AirlockSocket::FilterLog).await {
         Ok(log) => Some(UnixDatagram::from_std(log.into()).map_err(io)?),
@@ -175,6 +176,7 @@ pub(crate) async fn guard_airlock(
         }
     };
     let (id, gone, enforcer) = (id.clone(), gone.clone(), Arc::clone(enforcer));
+    let (dial, caps) = (Arc::clone(&egress.dial), egress.caps);
     tasks.spawn(async move {
         let held_up = Arc::clone(&enforcer);
         let logging = async {
@@ -184,7 +186,7 @@ pub(crate) async fn guard_airlock(
             pending::<Infallible>().await
         };
         let original = |stream: &TcpStream| original_destination(stream).map(SocketAddr::V4);
-        let carrying = proxy::serve(Arc::clone(&enforcer), egress, original, Arc::new(Direct), caps);
+        let carrying = proxy::serve(Arc::clone(&enforcer), connections, original, dial, caps);
         // What ends takes the other with it, and the packet filter resets all that comes then.
         tokio::select! {
             () = gone.cancelled() => {}

@@ -8,18 +8,18 @@ use std::time::{Duration, SystemTime};
 use fs_err as fs;
 use sandglass_egress::enforcer::{Enforcer, Ledger, NoRoom, Settings};
 use sandglass_egress::ledger::{self, FileLedger};
-use sandglass_egress::policy::{Effective, Operator, Policy, Surroundings, Warning};
-use sandglass_egress::proxy::Caps;
+use sandglass_egress::policy::{Edge, Effective, Operator, Policy, Surroundings, Warning};
+use sandglass_egress::proxy::{Caps, Dial};
 use sandglass_egress::receipt::Head;
 use sandglass_egress::remembered::Remembered;
 use sandglass_egress::resolver::Resolve;
 use sandglass_egress::retention::{self, Retention};
 use sandglass_egress::totals::Totals;
-use sandglass_engine::network::{AIRLOCK_NETWORK, PREFIX_LEN};
+use sandglass_engine::network::{AIRLOCK_ADDRESS, AIRLOCK_NETWORK, PREFIX_LEN};
 use sandglass_linux::netlink::Rtnetlink;
 use sandglass_store::SandboxRow;
 use sandglass_types::error::Chain;
-use sandglass_types::net::Cidr;
+use sandglass_types::net::{Cidr, Hostname};
 use sandglass_types::{Error, ErrorKind, SandboxId};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -40,6 +40,10 @@ pub struct Egress {
     pub retention: Retention,
     /// What the connections of one sandbox may take.
     pub caps: Caps,
+    /// Who makes those that are allowed.
+    pub dial: Arc<dyn Dial>,
+    /// The server's own domain, if it has one: names below it are answered by the server itself.
+    pub domain: Option<Hostname>,
     /// What all sandboxes did together.
     pub totals: Arc<Totals>,
 }
@@ -56,7 +60,7 @@ impl Egress {
     /// # Errors
     /// [`ErrorKind::Invalid`] if it names what this server does not have, or the addresses of this machine can't be read.
     pub(crate) fn effective(&self, request: &Policy) -> Result<(Effective, Vec<Warning>), Error> {
-        let surroundings = surroundings()?;
+        let surroundings = surroundings(self.domain.clone())?;
         Effective::new(request, &self.operator, surroundings)
             .map_err(|unknown| Error::new(ErrorKind::Invalid, unknown.to_string()))
     }
@@ -108,13 +112,14 @@ impl Egress {
 }
 
 /// What is near the sandboxes of this machine.
-fn surroundings() -> Result<Surroundings, Error> {
+fn surroundings(domain: Option<Hostname>) -> Result<Surroundings, Error> {
     let addresses = Rtnetlink::open().and_then(|mut netlink| netlink.addresses());
     let addresses =
         addresses.map_err(|error| Error::internal("the addresses of this machine can't be read", error))?;
     Ok(Surroundings {
         server: addresses.into_iter().map(|address| Cidr::from(address.to_canonical())).collect(),
         sandboxes: vec![Cidr::v4(AIRLOCK_NETWORK, PREFIX_LEN)],
+        edge: domain.map(|domain| Edge { domain, address: AIRLOCK_ADDRESS }),
     })
 }
 

@@ -516,7 +516,7 @@ async fn bring_up(
     // Before anything runs in a new one; and a found one lost its listeners with their server.
     if let Some(enforcer) = enforcer {
         let egress = &shared.config.egress;
-        agent::guard_airlock(host, id, &enforcer, egress.caps, &gone, &shared.tasks).await?;
+        agent::guard_airlock(host, id, &enforcer, egress, &gone, &shared.tasks).await?;
     }
     if origin == Origin::New && !gone.is_cancelled() {
         sandglass_failpoint::hit_async("control.create.start").await.map_err(crate::injected)?;

@@ -27,7 +27,7 @@ pub(crate) use self::message::check_query;
 use self::message::{Answer, Asked, MAX_QUERY, read};
 pub(crate) use self::pace::Pace;
 use crate::enforcer::{Enforcer, Untold};
-use crate::policy::{Question, Record};
+use crate::policy::{Question, Record, Verdict};
 use crate::receipt::{Kind, Receipt, Text};
 use crate::resolver::ResolveError;
 
@@ -46,6 +46,9 @@ const REFUSALS: (Duration, u32) = (Duration::from_millis(100), 1000);
 
 /// How long a connection may take to send a query, or to take the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long the address of a name is good that this server answers for, in seconds. It is always the same.
+const EDGE_TTL: u32 = 60;
 
 /// How long to wait after a connection could not be accepted.
 const RETRY: Duration = Duration::from_millis(100);
@@ -84,11 +87,17 @@ async fn decide(enforcer: &Enforcer, asked: &Asked) -> (Receipt, Answer) {
     let Some(record) = asked.record() else { return refused("always/class") };
     let verdict = enforcer.decide(Question::Dns { name: &name, record });
     let receipt = enforcer.receipt(Kind::Dns, &verdict);
-    match record {
-        _ if !verdict.is_allowed() => (receipt, Answer::Refused),
-        Record::A => addresses(enforcer, &name, receipt).await,
+    let grant = match verdict {
+        Verdict::Allow(grant) => grant,
+        Verdict::Deny(_) => return (receipt, Answer::Refused),
+    };
+    match (record, grant.edge) {
+        (Record::A, Some(edge)) => {
+            (Receipt { answer: vec![edge.into()], ..receipt }, Answer::Addresses(vec![edge], EDGE_TTL))
+        }
+        (Record::A, None) => addresses(enforcer, &name, receipt).await,
         // Nothing inside routes IPv6; and without a record of the service, nobody learns how to hide the name in TLS.
-        Record::Aaaa | Record::Service | Record::Other(_) => (receipt, Answer::Nothing),
+        (Record::Aaaa | Record::Service | Record::Other(_), _) => (receipt, Answer::Nothing),
     }
 }
 

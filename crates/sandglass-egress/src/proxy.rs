@@ -5,6 +5,7 @@
 //! - Where the policy needs a name to decide, on ports 443 and 80, it is read first ([`crate::tls`], [`crate::http`]).
 //!   On all other ports, and where the policy allows the address whatever is sent there, nothing is waited for.
 //! - What is allowed goes to the address that was decided on, and to no other: nothing is resolved, nothing is retried.
+//! - What is for a name of the server's own domain goes to the server's edge, in the same process.
 //! - HTTP on port 80 carries one request per connection, so that none goes unseen behind another.
 //! - When the policy changes, each flow is decided anew with what it showed, and reset if it may not go on.
 //!
@@ -25,11 +26,14 @@ use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::enforcer::Enforcer;
@@ -48,16 +52,47 @@ pub trait Dial: fmt::Debug + Send + Sync {
     /// # Errors
     /// There is no connection.
     async fn dial(&self, to: SocketAddr) -> io::Result<TcpStream>;
+
+    /// A stream to what answers for names of the server's own domain.
+    ///
+    /// # Errors
+    /// There is none.
+    async fn edge(&self) -> io::Result<TcpStream>;
 }
 
 /// Connects from where the server is.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Direct;
+#[derive(Debug)]
+pub struct Direct {
+    edge: mpsc::Sender<TcpStream>,
+}
+
+/// How many streams to the edge may wait to be taken there.
+const MAX_WAITING: usize = 64;
+
+impl Direct {
+    /// The streams that are for the edge come out at the other end, as from a listener; but they never were on a network.
+    #[must_use]
+    pub fn new() -> (Self, mpsc::Receiver<TcpStream>) {
+        let (edge, streams) = mpsc::channel(MAX_WAITING);
+        (Self { edge }, streams)
+    }
+}
 
 #[async_trait]
 impl Dial for Direct {
     async fn dial(&self, to: SocketAddr) -> io::Result<TcpStream> {
         TcpStream::connect(to).await
+    }
+
+    async fn edge(&self) -> io::Result<TcpStream> {
+        let (ours, theirs) = UnixStream::pair()?;
+        // Once there are two ends, the runtime makes no difference between one kind of stream and another.
+        let stream = |end: UnixStream| {
+            end.set_nonblocking(true)?;
+            TcpStream::from_std(OwnedFd::from(end).into())
+        };
+        self.edge.send(stream(theirs)?).await.map_err(|_gone| io::ErrorKind::ConnectionRefused)?;
+        stream(ours)
     }
 }
 

@@ -8,7 +8,8 @@
 //! ```text
 //!  inner namespace              airlock
 //!  eth0 10.11.12.2/30 ───────── 10.11.12.1/30   UDP and TCP port 53 of any address ─► sockets of the server
-//!  default via 10.11.12.1                       TCP to always-denied addresses ─► reset
+//!  default via 10.11.12.1                       TCP to 10.11.12.1:80 ─► a socket of the server
+//!                                               TCP to other always-denied addresses ─► reset
 //!                                               every other TCP ─► a socket of the server
 //!                                               everything else ─► dropped
 //! ```

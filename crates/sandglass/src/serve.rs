@@ -13,14 +13,18 @@ use anyhow::{Context as _, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sandglass_control::metrics::Probes;
 use sandglass_control::{Control, Egress, Patience, template};
+use sandglass_egress::proxy::Direct;
 use sandglass_egress::resolver::{FixedNames, HostResolver, Resolve};
 use sandglass_engine::gvisor::HostPaths;
 use sandglass_engine::host::Host;
 use sandglass_linux::process::{SHORTEST_SLICE, set_slice};
 use sandglass_store::{SqliteStore, Store};
 use sandglass_types::error::Chain;
+use sandglass_types::net::Hostname;
 use sandglass_types::{Clock as _, SystemClock};
+use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -118,6 +122,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             None => tracing::warn!("not started as root, so this half has all the rights of its user"),
         }
         let templates = HashMap::from([(base.name.clone(), base)]);
+        let (dial, to_edge) = Direct::new();
         let control = sandglass_control::Config {
             templates,
             max_lifetime: config.max_lifetime,
@@ -129,6 +134,8 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             },
             egress: Egress {
                 caps: config.egress.caps(),
+                dial: Arc::new(dial),
+                domain: config.domain.as_deref().and_then(own_names),
                 retention: config.egress.retention,
                 operator: config.egress.operator,
                 resolver,
@@ -141,7 +148,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             probes,
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        runtime.block_on(serve(control, &cell.store, listener, address, line))
+        runtime.block_on(serve(control, &cell.store, (listener, to_edge), address, line))
     });
     // The line is closed by now, so the other half is about to end.
     let ended = wait_for(&mut host);
@@ -161,6 +168,11 @@ fn conclude(outcome: anyhow::Result<()>, host: Option<ExitStatus>) -> anyhow::Re
         }
         (outcome, _) => outcome,
     }
+}
+
+/// The name of a domain that may carry a port; `None` if it is none that DNS could have.
+fn own_names(domain: &str) -> Option<Hostname> {
+    domain.split(':').next()?.parse().ok()
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener, StartupError> {
@@ -189,7 +201,7 @@ fn raise_open_files() -> anyhow::Result<()> {
 async fn serve(
     config: sandglass_control::Config,
     store: &Path,
-    listener: TcpListener,
+    (listener, to_edge): (TcpListener, mpsc::Receiver<TcpStream>),
     address: SocketAddr,
     line: std::os::fd::OwnedFd,
 ) -> anyhow::Result<()> {
@@ -236,7 +248,7 @@ async fn serve(
     };
     tasks.spawn(shutdown.clone().run_until_cancelled_owned(giving_back));
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    sandglass_api::serve(listener, control.clone(), shutdown.clone()).await?;
+    sandglass_api::serve(listener, to_edge, control.clone(), shutdown.clone()).await?;
     shutdown.cancel();
     control.stop().await;
     if host_gone.is_cancelled() {

@@ -143,6 +143,27 @@ pub(crate) fn route(host: &str, domain: Option<&str>, headers: &HeaderMap) -> Re
     }
 }
 
+/// The same for a request that comes from a sandbox: its host alone says where it goes, which is to a port of a sandbox or
+/// nowhere, whatever else is in it. A port of a sandbox has one name here, which is the one that rules speak of.
+///
+/// # Errors
+/// [`Unroutable`].
+pub(crate) fn route_from_sandbox(host: &str, domain: Option<&str>) -> Result<Target, Unroutable> {
+    let (label, parent) = host.split_once('.').unwrap_or((host, ""));
+    let ours = domain.is_some_and(|domain| host_of(domain).eq_ignore_ascii_case(parent));
+    let (port, id) = split_label(label).filter(|_| ours).ok_or(Unroutable::Host)?;
+    match sandbox(id, port)? {
+        Target::Sandbox { id, port } if label != format!("{port}-{id}") => Err(Unroutable::Host),
+        target => Ok(target),
+    }
+}
+
+/// Removes what names a sandbox beside the host.
+pub(crate) fn strip_routing(headers: &mut HeaderMap) {
+    headers.remove(SANDBOX_ID);
+    headers.remove(SANDBOX_PORT);
+}
+
 /// A domain may carry a port.
 fn host_of(domain: &str) -> &str {
     domain.split(':').next().unwrap_or(domain)

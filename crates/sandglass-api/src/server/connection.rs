@@ -1,7 +1,6 @@
 //! One client's connection, from its first byte to its end.
 
 use std::io;
-use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,9 +17,9 @@ use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
-use super::Shared;
 use super::linger::Lingering;
 use super::watch::{Answering, Socket, Verdict, Watch};
+use super::{Peer, Shared};
 
 /// What every HTTP/2 client sends first (RFC 9113, 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -70,7 +69,7 @@ where
 pub(super) async fn serve(
     shared: Arc<Shared>,
     mut stream: TcpStream,
-    peer: IpAddr,
+    peer: Peer,
     slot: OwnedSemaphorePermit,
 ) {
     let sniffed = tokio::select! {

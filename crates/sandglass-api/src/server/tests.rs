@@ -1,5 +1,5 @@
 use super::*;
-use crate::fake::{Guest, KEY, PATIENCE, Served};
+use crate::fake::{Guest, KEY, PATIENCE, Served, Wire};
 
 fn quick() -> Settings {
     Settings {
@@ -51,6 +51,50 @@ async fn every_answer_says_what_isolates_and_a_sandbox_cannot_say_otherwise() {
     let lie = "HTTP/1.1 200 OK\r\nSandglass-Isolation: virtual_machine\r\nsandglass-isolation: x\r\nContent-Length: 0\r\n\r\n";
     inside.send(lie).await;
     assert_eq!(said(&client.head().await), ["sandglass-isolation: none"]);
+}
+
+#[tokio::test]
+async fn of_a_sandbox_s_request_the_host_alone_says_where_it_goes() {
+    let served = Served::start().await;
+    let (guest, address) = Guest::listen().await;
+    let (id, _) = served.fake.run(&[(8000, address)]);
+    let (other, other_address) = Guest::listen().await;
+    let (other_id, _) = served.fake.run(&[(8000, other_address)]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let to = listener.local_addr().unwrap();
+    let from_sandbox = async || {
+        let client = TcpStream::connect(to).await.unwrap();
+        served.to_edge.send(listener.accept().await.unwrap().0).await.unwrap();
+        Wire::new(client)
+    };
+    let routing = format!("E2b-Sandbox-Id: {other_id}\r\nE2b-Sandbox-Port: 8000\r\nX-API-Key: {KEY}\r\n");
+    let hosts =
+        ["localhost", "sbx.test", "sandbox.sbx.test", "api.sbx.test", "127.0.0.1", "8000-x.other.test", ""];
+    let aliases = [".other.test", "-node.sbx.test", ".x.sbx.test"].map(|end| format!("8000-{other_id}{end}"));
+    let zero = format!("08000-{other_id}.sbx.test");
+    for host in hosts.into_iter().map(str::to_owned).chain(aliases).chain([zero]) {
+        for headers in ["", &routing] {
+            let mut client = from_sandbox().await;
+            client.send(format!("GET /v1/info HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n")).await;
+            let head = client.head().await;
+            assert!(head[0].starts_with("HTTP/1.1 400"), "{host}: {head:?}");
+        }
+    }
+    // Also of a second request, should there be one.
+    let mut client = from_sandbox().await;
+    client.send(format!("GET /v1/info HTTP/1.1\r\nHost: 8000-{id}.sbx.test\r\n{routing}\r\n")).await;
+    let mut inside = guest.accept().await;
+    let head = inside.head().await;
+    assert!(head[0].starts_with("get /v1/info") || head[0].starts_with("GET /v1/info"), "{head:?}");
+    assert!(!head.iter().any(|line| line.starts_with("e2b-sandbox-")), "{head:?}");
+    inside.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+    assert!(client.head().await[0].starts_with("HTTP/1.1 200"));
+    client.send(format!("GET /v1/info HTTP/1.1\r\nHost: localhost\r\n{routing}\r\n")).await;
+    assert!(client.head().await[0].starts_with("HTTP/1.1 400"));
+    // From outside, the same headers lead where they say.
+    let mut outside = served.connect().await;
+    outside.send(format!("GET / HTTP/1.1\r\nHost: localhost\r\n{routing}\r\n")).await;
+    other.accept().await.head().await;
 }
 
 #[tokio::test]

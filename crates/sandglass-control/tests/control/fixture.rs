@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use sandglass_control::{Budgets, Config, Control, CreateSandbox, Egress, Patience, template};
 use sandglass_egress::policy::{Ingress, Operator, Policy};
-use sandglass_egress::proxy::Caps;
+use sandglass_egress::proxy::{Caps, Direct};
 use sandglass_egress::resolver::FixedNames;
 use sandglass_egress::retention::Retention;
 use sandglass_engine::Engine;
@@ -129,6 +129,8 @@ impl World {
                 receipts: self.dir.path().join("receipts"),
                 retention: Retention { age: HOUR, bytes: 1 << 20 },
                 caps: Caps::default(),
+                dial: Arc::new(Direct::new().0),
+                domain: None,
                 totals: Arc::default(),
             },
             limits: sandglass_types::Limits::default(),

@@ -1,6 +1,6 @@
 //! The decision: a pure function, and the only reader of a policy.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use sandglass_types::net::{AmbiguousPath, Cidr, Hostname, Method, Port, Ports, RequestPath};
 
@@ -33,8 +33,7 @@ pub enum Question<'a> {
         /// An address at the end of its chain.
         address: IpAddr,
     },
-    /// Can a connection to this name be allowed, once it was resolved? What `explain` asks, and the edge for names of
-    /// this server's own domain, which have no address.
+    /// Can a connection to this name be allowed, once it was resolved? What `explain` asks.
     Reach {
         /// The name.
         name: &'a Hostname,
@@ -133,6 +132,8 @@ pub struct Grant {
     pub ceiling: Label,
     /// The name that counted, in what its rules decided: the binding that a flow uses.
     pub name: Option<Hostname>,
+    /// The name is of the server's own domain: the server answers itself, and sandboxes are told this address.
+    pub edge: Option<Ipv4Addr>,
 }
 
 /// Why something may not leave, and what would let it.
@@ -157,6 +158,8 @@ pub enum Cause {
     DnsPort,
     /// UDP is not carried.
     Udp,
+    /// The server answers for names of its own domain over HTTP, and this is something else.
+    Edge,
     /// A rule denies it.
     Rule(Label),
     /// A rule denies some names or requests, and this may be one of them, for all that was seen.
@@ -215,9 +218,19 @@ enum Requests<'a> {
 #[derive(Debug)]
 struct Subject<'a> {
     name: Name<'a>,
-    /// In canonical form; `None` if the question comes before it is known.
-    address: Option<IpAddr>,
+    place: Place,
     requests: Requests<'a>,
+}
+
+/// Where something goes.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    /// The question comes before it is known.
+    Unknown,
+    /// To this address, in canonical form.
+    Address(IpAddr),
+    /// To the server itself, under this address. Ranges are about other places, so none allows it.
+    Edge(Ipv4Addr),
 }
 
 /// How a rule fits.
@@ -259,7 +272,7 @@ pub fn decide(policy: &Effective, question: Question<'_>) -> Verdict {
 
 /// Whether the operator's rules alone would allow a connection to `name`, on a port of `ports`; and by which rule.
 pub(super) fn ceiling_for<'a>(policy: &'a Effective, name: &Hostname, ports: &Ports) -> Option<&'a Label> {
-    let subject = named(name, None);
+    let subject = named(policy, name);
     let port = open_ports(&policy.ceiling, &subject).intersection(ports).first()?;
     match rule_on(&policy.ceiling, &subject, port) {
         Ruling::Allow(label) => Some(label),
@@ -272,23 +285,55 @@ fn resolve(policy: &Effective, name: &Hostname, record: Record) -> Result<Grant,
     if let Record::Other(number) = record {
         return Err(Cause::Record(number));
     }
-    on_some_port(policy, &named(name, None))
+    let subject = named(policy, name);
+    match subject.place {
+        Place::Edge(_) => on_port(policy, &subject, Port::HTTP),
+        Place::Unknown | Place::Address(_) => on_some_port(policy, &subject),
+    }
 }
 
 fn tell(policy: &Effective, name: &Hostname, address: IpAddr) -> Result<Grant, Cause> {
     refuse_name(name)?;
     refuse_address(policy, address)?;
-    on_some_port(policy, &named(name, Some(address)))
+    let subject = named(policy, name);
+    match subject.place {
+        // There is nothing of it anywhere else.
+        Place::Edge(_) => Err(Cause::Edge),
+        Place::Unknown | Place::Address(_) => {
+            on_some_port(policy, &Subject { place: Place::Address(address), ..subject })
+        }
+    }
 }
 
 fn reach(policy: &Effective, name: &Hostname, port: Port) -> Result<Grant, Cause> {
     refuse_name(name)?;
     refuse_port(port)?;
-    on_port(policy, &named(name, None), port)
+    let subject = named(policy, name);
+    if matches!(subject.place, Place::Edge(_)) && port != Port::HTTP {
+        return Err(Cause::Edge);
+    }
+    on_port(policy, &subject, port)
+}
+
+/// A connection to where the server answers for names of its own domain. What it shows must be one of those.
+fn to_edge(policy: &Effective, connection: &Connection<'_>) -> Result<Grant, Cause> {
+    let Seen::Http { host: Host::Name(name), port: Port::HTTP, method, path } = connection.seen else {
+        return Err(Cause::Edge);
+    };
+    let subject = named(policy, name);
+    if connection.port != Port::HTTP || !matches!(subject.place, Place::Edge(_)) {
+        return Err(Cause::Edge);
+    }
+    refuse_name(name)?;
+    on_port(policy, &Subject { requests: Requests::One(method, path), ..subject }, Port::HTTP)
 }
 
 fn connect(policy: &Effective, connection: &Connection<'_>) -> Result<Grant, Cause> {
     let address = connection.address.to_canonical();
+    let web = connection.transport == Transport::Tcp && [Port::HTTP, Port::HTTPS].contains(&connection.port);
+    if web && policy.surroundings.edge.as_ref().is_some_and(|edge| address == edge.address) {
+        return to_edge(policy, connection);
+    }
     refuse_address(policy, address)?;
     if connection.transport == Transport::Udp {
         return Err(Cause::Udp);
@@ -298,7 +343,7 @@ fn connect(policy: &Effective, connection: &Connection<'_>) -> Result<Grant, Cau
         Seen::Http { method, path, .. } => Requests::One(method, path),
         Seen::Nothing | Seen::Tls { .. } => Requests::Unseen,
     };
-    let mut subject = Subject { name: name_of(connection), address: Some(address), requests };
+    let mut subject = Subject { name: name_of(connection), place: Place::Address(address), requests };
     let mut result = on_port(policy, &subject, connection.port);
     // Where names are not shown, any that is bound may count; but both sides must allow one and the same.
     if let Name::Among { bound, .. } = subject.name {
@@ -313,8 +358,10 @@ fn connect(policy: &Effective, connection: &Connection<'_>) -> Result<Grant, Cau
     result
 }
 
-const fn named<'a>(name: &'a Hostname, address: Option<IpAddr>) -> Subject<'a> {
-    Subject { name: Name::Is(name), address, requests: Requests::Any }
+fn named<'a>(policy: &Effective, name: &'a Hostname) -> Subject<'a> {
+    let edge = policy.surroundings.edge.as_ref().filter(|edge| edge.answers(name));
+    let place = edge.map_or(Place::Unknown, |edge| Place::Edge(edge.address));
+    Subject { name: Name::Is(name), place, requests: Requests::Any }
 }
 
 fn refuse_address(policy: &Effective, address: IpAddr) -> Result<(), Cause> {
@@ -368,7 +415,11 @@ fn on_port(policy: &Effective, subject: &Subject<'_>, port: Port) -> Result<Gran
         Name::Is(name) | Name::Among { chosen: name, .. } => Some(name.clone()),
         Name::None | Name::Doubtful { .. } => None,
     };
-    Ok(Grant { request, ceiling, name })
+    let edge = match subject.place {
+        Place::Edge(address) => Some(address),
+        Place::Unknown | Place::Address(_) => None,
+    };
+    Ok(Grant { request, ceiling, name, edge })
 }
 
 /// Both lists must allow one and the same port.
@@ -427,10 +478,11 @@ fn fit(rule: &Rule, subject: &Subject<'_>) -> Fit {
 
 fn fit_target(rule: &Rule, subject: &Subject<'_>) -> Fit {
     let yes = |matches| if matches { Fit::Yes } else { Fit::No };
-    match (&rule.target, subject.address) {
+    match (&rule.target, subject.place) {
         // Before there is an address, a range says something only if it is everything.
-        (Target::Net(range), None) => yes(*range == Cidr::ALL_V4),
-        (Target::Net(range), Some(address)) => {
+        (Target::Net(range), Place::Unknown) => yes(*range == Cidr::ALL_V4),
+        (Target::Net(range), Place::Edge(_)) => yes(*range == Cidr::ALL_V4 && rule.action == Action::Deny),
+        (Target::Net(range), Place::Address(address)) => {
             let hidden = rule.action == Action::Deny && embedded(address).any(|inner| range.contains(inner));
             yes(range.contains(address) || hidden)
         }

@@ -35,6 +35,7 @@ impl Cause {
             Self::Record(_) => "always/record".to_owned(),
             Self::DnsPort => "always/dns-port".to_owned(),
             Self::Udp => "always/udp".to_owned(),
+            Self::Edge => "always/edge".to_owned(),
             Self::Rule(label) | Self::Unseen(label) => label.to_string(),
             Self::NoRule { request: true, .. } => "request/default".to_owned(),
             Self::NoRule { request: false, .. } => "ceiling/default".to_owned(),
@@ -54,6 +55,9 @@ impl fmt::Display for Cause {
                 f.write_str("names are asked for at the sandbox's own resolver and nowhere else")
             }
             Self::Udp => f.write_str("UDP is not carried"),
+            Self::Edge => f.write_str(
+                "names of this server's own domain are answered by the server itself, over HTTP on port 80 alone",
+            ),
             Self::Rule(label) => write!(f, "the rule {label} denies it"),
             Self::Unseen(label) => {
                 write!(f, "the rule {label} denies some of it, and whether this is of that can't be seen")
@@ -112,6 +116,7 @@ pub(super) fn remedy(policy: &Effective, question: &Question<'_>, cause: &Cause)
         }
         Cause::Address(_) | Cause::SpecialName | Cause::Record(_) => String::new(),
         Cause::DnsPort => "use the resolver that /etc/resolv.conf names".to_owned(),
+        Cause::Edge => "ask for the name with http://, on port 80".to_owned(),
         Cause::Udp => "use TCP; of HTTP, that is version 1 or 2".to_owned(),
         Cause::Rule(label) | Cause::Unseen(label) => match label.origin {
             Origin::Request => format!("remove or narrow the rule {label}"),

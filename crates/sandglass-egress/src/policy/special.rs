@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use sandglass_types::net::Cidr;
+use sandglass_types::net::{Cidr, Hostname};
 use serde::{Deserialize, Serialize};
 
 /// Most private ranges that an operator can open.
@@ -171,6 +171,26 @@ pub struct Surroundings {
     pub server: Vec<Cidr>,
     /// Where sandboxes are.
     pub sandboxes: Vec<Cidr>,
+    /// Where names of the server's own domain are answered, if it has one.
+    pub edge: Option<Edge>,
+}
+
+/// What is below the server's own domain, ports of sandboxes by their names: no address leads there, but the server answers
+/// itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edge {
+    /// The domain.
+    pub domain: Hostname,
+    /// What sandboxes are told as the address of each name below it, for them to connect to on port 80.
+    pub address: Ipv4Addr,
+}
+
+impl Edge {
+    /// Whether it answers for a name.
+    pub(super) fn answers(&self, name: &Hostname) -> bool {
+        let label = name.as_str().strip_suffix(self.domain.as_str());
+        label.is_some_and(|label| label.len() > 1 && label.ends_with('.'))
+    }
 }
 
 /// Private ranges that the operator opened.

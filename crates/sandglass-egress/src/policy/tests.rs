@@ -65,6 +65,75 @@ fn nothing_leaves_by_default() {
     }
 }
 
+/// A policy of a server whose own domain is `boxes.example`.
+fn with_edge(request: &str, ceiling: &str) -> Effective {
+    let operator = Operator { ceiling: rules(ceiling), ..Operator::default() };
+    let around = Surroundings {
+        sandboxes: vec!["10.11.12.0/30".parse().unwrap()],
+        edge: Some(Edge { domain: host("boxes.example"), address: [10, 11, 12, 1].into() }),
+        ..Surroundings::default()
+    };
+    Effective::new(&Policy::of(rules(request)), &operator, around).unwrap().0
+}
+
+fn at_edge(policy: &Effective, seen: Seen<'_>) -> Verdict {
+    decide(policy, tcp("10.11.12.1", 80, &[], seen))
+}
+
+#[test]
+fn names_of_the_server_s_own_domain_are_answered_by_the_server_where_a_rule_for_hosts_allows_it() {
+    let (own, apex) = (host("8000-a.boxes.example"), host("boxes.example"));
+    let foreign = host("a.other.example");
+    let (method, path): (Method, RequestPath) = ("GET".parse().unwrap(), "/a".parse().unwrap());
+    let ask = |policy: &Effective, name: &Hostname| decide(policy, Question::Dns { name, record: Record::A });
+    let edge = |verdict: Verdict| match verdict {
+        Verdict::Allow(grant) => grant.edge,
+        Verdict::Deny(_) => None,
+    };
+    let address = Some([10, 11, 12, 1].into());
+    for rule in [r#"[{"allow":"8000-a.boxes.example"}]"#, r#"[{"allow":"*.boxes.example"}]"#] {
+        let effective = with_edge(rule, rule);
+        assert_eq!(edge(ask(&effective, &own)), address);
+        assert_eq!(edge(at_edge(&effective, get(&own, &method, &path))), address);
+        // Not what is beside it, however it is asked for.
+        for seen in [Seen::Nothing, get(&apex, &method, &path), get(&foreign, &method, &path)] {
+            assert_eq!(edge(at_edge(&effective, seen)), None);
+        }
+        let by_address = Host::Address("10.11.12.1".parse().unwrap());
+        let seen = Seen::Http { host: by_address, port: Port::HTTP, method: &method, path: Ok(&path) };
+        assert_eq!(edge(at_edge(&effective, seen)), None);
+        assert_eq!(cause(&effective, tcp("10.11.12.1", 443, &[], sni(&own))), Cause::Edge);
+        assert_eq!(cause(&effective, Question::Reach { name: &own, port: Port::HTTPS }), Cause::Edge);
+        assert_eq!(
+            cause(&effective, tcp("10.11.12.1", 22, &[], Seen::Nothing)),
+            Cause::Address(Class::Sandbox)
+        );
+        assert_eq!(
+            cause(&effective, tcp("10.11.12.2", 80, &[], Seen::Nothing)),
+            Cause::Address(Class::Sandbox)
+        );
+        let elsewhere = Question::Answer { name: &own, address: SITE.parse().unwrap() };
+        assert_eq!(cause(&effective, elsewhere), Cause::Edge, "nothing of it is anywhere else");
+        assert!(!ask(&effective, &apex).is_allowed());
+    }
+    // A range is no way to other sandboxes, on either side.
+    let (all, hosts) = (r#"[{"allow":"0.0.0.0/0"}]"#, r#"[{"allow":"*.boxes.example"}]"#);
+    for (request, ceiling) in [(all, all), (all, hosts), (hosts, all), ("[]", hosts), (hosts, "[]")] {
+        let effective = with_edge(request, ceiling);
+        assert!(!ask(&effective, &own).is_allowed(), "{request} under {ceiling}");
+        assert!(!at_edge(&effective, get(&own, &method, &path)).is_allowed());
+    }
+    let narrow = r#"[{"allow":"*.boxes.example","ports":[80],"methods":["GET"],"paths":["/a"]}]"#;
+    let effective = with_edge(narrow, hosts);
+    assert!(at_edge(&effective, get(&own, &method, &path)).is_allowed());
+    assert!(!at_edge(&effective, get(&own, &method, &"/b".parse().unwrap())).is_allowed());
+    assert!(!at_edge(&effective, get(&own, &"POST".parse().unwrap(), &path)).is_allowed());
+    // Without a domain of its own, a server has nothing there.
+    let without = policy(hosts);
+    assert_eq!(edge(ask(&without, &own)), None);
+    assert!(!at_edge(&without, get(&own, &method, &path)).is_allowed());
+}
+
 #[test]
 fn name_address_and_sni_must_agree() {
     let policy = policy(r#"[{"allow":"example.com"},{"allow":"other.example"}]"#);

@@ -52,6 +52,8 @@ pub(super) struct Allowed<'a> {
     out: AtomicU64,
     /// Bytes that came in.
     into: AtomicU64,
+    /// The server answers it itself.
+    edge: bool,
     /// The binding that it uses.
     _held: Option<Held>,
 }
@@ -179,7 +181,7 @@ impl Flow {
 
     /// Connects both sides, and sends what was read already.
     async fn splice(&self, allowed: &Allowed<'_>, mut guest: Socket, read: Vec<u8>) -> Result<(), Broken> {
-        let mut server = self.dial().await?;
+        let mut server = self.dial(allowed).await?;
         {
             let (from_guest, mut to_guest) = guest.split();
             let (from_server, mut to_server) = server.split();
@@ -236,20 +238,23 @@ impl Flow {
         let enforcer = &self.proxy.enforcer;
         loop {
             let verdict = self.ask(seen);
-            let held = match &verdict {
+            let grant = match &verdict {
                 Verdict::Deny(denial) => return Err(denial.clone()),
-                Verdict::Allow(grant) => match &grant.name {
-                    None => None,
-                    Some(name) => match enforcer.hold(self.to.ip(), name) {
-                        Some(held) => Some(held),
-                        // It ended just now. Without it the verdict is another one.
-                        None => continue,
-                    },
+                Verdict::Allow(grant) => grant,
+            };
+            let edge = grant.edge.is_some();
+            // Of names that the server answers for itself, none is bound: whatever their address, the name says where to.
+            let held = match &grant.name {
+                Some(name) if !edge => match enforcer.hold(self.to.ip(), name) {
+                    Some(held) => Some(held),
+                    // It ended just now. Without it the verdict is another one.
+                    None => continue,
                 },
+                _ => None,
             };
             let receipt = Some(self.receipt(&verdict));
             let (out, into) = (AtomicU64::new(0), AtomicU64::new(0));
-            return Ok(Allowed { flow: self, receipt, out, into, _held: held });
+            return Ok(Allowed { flow: self, receipt, out, into, edge, _held: held });
         }
     }
 
@@ -287,11 +292,11 @@ impl Flow {
     }
 
     /// Connects to where the guest wanted to, when it is its turn.
-    pub(super) async fn dial(&self) -> io::Result<Socket> {
+    pub(super) async fn dial(&self, allowed: &Allowed<'_>) -> io::Result<Socket> {
         let meter = &self.proxy.meter;
         let dialled = timeout(meter.caps.dial, async {
             let _turn = meter.dials.acquire().await.map_err(io::Error::other)?;
-            self.proxy.dial.dial(self.to).await
+            if allowed.edge { self.proxy.dial.edge().await } else { self.proxy.dial.dial(self.to).await }
         });
         Ok(Socket::new(dialled.await??))
     }

@@ -92,7 +92,7 @@ async fn carry(
     mut bytes: Vec<u8>,
     head: &RequestHead,
 ) -> Result<(), Broken> {
-    let mut server = match flow.dial().await {
+    let mut server = match flow.dial(allowed).await {
         Ok(server) => server,
         Err(error) => {
             let (rule, reason) = (allowed.rule(), format!("the server can't be reached: {error}"));

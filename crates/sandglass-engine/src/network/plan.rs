@@ -34,6 +34,9 @@ pub const DNS_PORT: u16 = 53;
 /// Where the server listens in the airlock for all other connections of the guest, whatever their port was.
 pub const EGRESS_PORT: u16 = 15001;
 
+/// The port of [`AIRLOCK_ADDRESS`] on which names of the server's own domain are asked for.
+pub(super) const EDGE_PORT: u16 = 80;
+
 /// The interface in the inner namespace; engines look for it by this name.
 pub(super) const INNER_LINK: &str = "eth0";
 

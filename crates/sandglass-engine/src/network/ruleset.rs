@@ -4,7 +4,9 @@ use sandglass_egress::filter_log::{GROUP, SNAPLEN, Why};
 use sandglass_egress::policy::{Barrier, Openings};
 use sandglass_types::net::Cidr;
 
-use super::plan::{AIRLOCK_ADDRESS, AIRLOCK_NETWORK, DNS_PORT, EGRESS_PORT, GUEST_ADDRESS, PREFIX_LEN};
+use super::plan::{
+    AIRLOCK_ADDRESS, AIRLOCK_NETWORK, DNS_PORT, EDGE_PORT, EGRESS_PORT, GUEST_ADDRESS, PREFIX_LEN,
+};
 
 /// What the packet filter of an airlock holds up. A slot keeps its own for as long as it exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +38,8 @@ impl Filter {
 /// the table of connections, and both are limited.
 ///
 /// What the barrier holds up is reset here, whatever the server would say. So are the slot's own addresses, also where
-/// the operator opened the range that they are of.
+/// the operator opened the range that they are of; but for one port of the airlock's, on which names of the server's own
+/// domain are asked for. It leads to the server like every address that is not held up, and the server decides.
 ///
 /// What is refused for good is logged to [`GROUP`], whoever listens there. What comes too fast is not: it is sent again.
 ///
@@ -73,9 +76,14 @@ pub fn ruleset(link: &str, filter: &Filter) -> String {
 		tcp dport {DNS_PORT} accept
 		meta l4proto udp {never_log}drop
 		meta l4proto != tcp drop
+		ip daddr {AIRLOCK_ADDRESS} tcp dport {EDGE_PORT} goto connections
 		ip daddr {AIRLOCK_NETWORK}/{PREFIX_LEN} {never_log}reject with tcp reset
 		ip daddr {never} {never_log}reject with tcp reset
 		ip daddr {closed}{except} {never_log}reject with tcp reset
+		goto connections
+	}}
+
+	chain connections {{
 		ct state new limit rate over {per_second}/second burst {burst} packets drop
 		ct state new ct count over {connections} {connections_log}reject with tcp reset
 		accept
@@ -138,9 +146,14 @@ table inet sandglass {
 		tcp dport 53 accept
 		meta l4proto udp log prefix "never" group 1 snaplen 80 drop
 		meta l4proto != tcp drop
+		ip daddr 10.11.12.1 tcp dport 80 goto connections
 		ip daddr 10.11.12.0/30 log prefix "never" group 1 snaplen 80 reject with tcp reset
 		ip daddr { 0.0.0.0/8, 100.100.100.200/32, 127.0.0.0/8, 168.63.129.16/32, 169.254.0.0/16, 192.0.0.0/24, 192.31.196.0/24, 192.52.193.0/24, 192.88.99.0/24, 192.175.48.0/24, 224.0.0.0/4, 240.0.0.0/4 } log prefix "never" group 1 snaplen 80 reject with tcp reset
 		ip daddr { 10.0.0.0/8, 100.64.0.0/10, 172.16.0.0/12, 192.0.2.0/24, 192.168.0.0/16, 198.18.0.0/15, 198.51.100.0/24, 203.0.113.0/24 } log prefix "never" group 1 snaplen 80 reject with tcp reset
+		goto connections
+	}
+
+	chain connections {
 		ct state new limit rate over 200/second burst 1000 packets drop
 		ct state new ct count over 1024 log prefix "connections" group 1 snaplen 80 reject with tcp reset
 		accept

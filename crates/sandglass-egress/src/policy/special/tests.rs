@@ -175,6 +175,7 @@ fn the_server_and_other_sandboxes_can_not_be_opened() {
     let around = Surroundings {
         server: vec!["10.0.0.5/32".parse().unwrap(), "93.184.216.34/32".parse().unwrap()],
         sandboxes: vec!["10.9.0.0/16".parse().unwrap()],
+        edge: None,
     };
     let class = |address: &str| forbidden(address.parse().unwrap(), &openings, &around);
     assert_eq!(class("10.0.0.6"), None);

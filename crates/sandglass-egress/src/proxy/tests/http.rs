@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::world::{OTHER, Peer, SITE, World, converse, policy};
+use super::world::{GATEWAY, OTHER, Peer, SITE, World, converse, own_domain, policy};
 use crate::receipt::Outcome;
 
 const HOST: &str = r#"[{"id":"site","allow":"www.example.com"}]"#;
@@ -54,6 +54,42 @@ async fn a_request_is_carried_and_told_to_be_the_last() {
     );
     assert_eq!(receipt.shown.unwrap().to_string(), "www.example.com");
     assert_eq!((receipt.sent, receipt.received), (arrived.len() as u64, ANSWER.len() as u64));
+}
+
+#[tokio::test]
+async fn what_is_for_the_server_s_own_domain_goes_to_its_edge_one_request_at_a_time() {
+    let world = World::new("[]").await;
+    world.enforcer.set_policy(own_domain(r#"[{"id":"peer","allow":"8000-a.boxes.example"}]"#));
+    let edge = world.edge().await;
+    let request = |host: &str| format!("GET /a HTTP/1.1\r\nHost: {host}\r\n\r\n");
+    let behind = request("8000-b.boxes.example");
+    let sent = request("8000-a.boxes.example") + &behind;
+    let mut guest = world.send(GATEWAY, 80, sent.as_bytes()).await;
+    let mut server = edge.accept().await;
+    let arrived = "GET /a HTTP/1.1\r\nHost: 8000-a.boxes.example\r\nConnection: close\r\n\r\n";
+    assert_eq!(server.next(arrived.len()).await, arrived.as_bytes());
+    server.send(ANSWER).await;
+    drop(server);
+    assert_eq!(guest.rest().await, ANSWER);
+    drop(guest);
+    let receipt = world.receipt_after(0).await;
+    assert_eq!(receipt.name.unwrap().to_string(), "8000-a.boxes.example");
+    assert_eq!((receipt.outcome, receipt.sent), (Outcome::Allowed, arrived.len() as u64));
+    for (count, host) in
+        ["8000-b.boxes.example", "boxes.example", "localhost", GATEWAY].into_iter().enumerate()
+    {
+        let mut guest = world.send(GATEWAY, 80, request(host).as_bytes()).await;
+        refusal(&mut guest, "403").await;
+        assert_eq!(world.receipt_after(1 + count).await.outcome, Outcome::Denied);
+    }
+    assert!(edge.is_untouched().await && world.dialled().is_empty());
+    // What was allowed is cut when it is not any more.
+    let mut guest = world.send(GATEWAY, 80, request("8000-a.boxes.example").as_bytes()).await;
+    let mut server = edge.accept().await;
+    server.next(arrived.len()).await;
+    world.enforcer.set_policy(own_domain("[]"));
+    guest.is_reset().await;
+    server.is_reset().await;
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::enforcer::{Enforcer, Ledger, NoRoom, Settings};
-use crate::policy::{Effective, Operator, Policy, Surroundings};
+use crate::policy::{Edge, Effective, Operator, Policy, Surroundings};
 use crate::proxy::{Caps, Dial, serve};
 use crate::receipt::Receipt;
 use crate::remembered::Remembered;
@@ -61,6 +61,8 @@ impl Resolve for Nobody {
 struct Routes {
     servers: Mutex<BTreeMap<SocketAddr, SocketAddr>>,
     dialled: Mutex<Vec<SocketAddr>>,
+    /// What is the edge here.
+    edge: Mutex<Option<SocketAddr>>,
 }
 
 #[async_trait]
@@ -68,6 +70,11 @@ impl Dial for Routes {
     async fn dial(&self, to: SocketAddr) -> io::Result<TcpStream> {
         self.dialled.lock().unwrap().push(to);
         let server = self.servers.lock().unwrap().get(&to).copied();
+        TcpStream::connect(server.ok_or(io::ErrorKind::ConnectionRefused)?).await
+    }
+
+    async fn edge(&self) -> io::Result<TcpStream> {
+        let server = *self.edge.lock().unwrap();
         TcpStream::connect(server.ok_or(io::ErrorKind::ConnectionRefused)?).await
     }
 }
@@ -88,6 +95,18 @@ pub(super) fn policy(rules: &str) -> Effective {
     let operator: Operator =
         serde_json::from_str(r#"{"ceiling":[{"allow":"0.0.0.0/0","ports":["1-65535"]}]}"#).unwrap();
     Effective::new(&request, &operator, Surroundings::default()).unwrap().0
+}
+
+/// Where names below `boxes.example` are answered, by [`own_domain`].
+pub(super) const GATEWAY: &str = "10.11.12.1";
+
+/// The same for a server with a domain of its own, where an operator allows its names alone.
+pub(super) fn own_domain(rules: &str) -> Effective {
+    let request: Policy = serde_json::from_str(&format!(r#"{{"rules":{rules}}}"#)).unwrap();
+    let operator: Operator = serde_json::from_str(r#"{"ceiling":[{"allow":"*.boxes.example"}]}"#).unwrap();
+    let edge = Edge { domain: "boxes.example".parse().unwrap(), address: GATEWAY.parse().unwrap() };
+    let around = Surroundings { edge: Some(edge), ..Surroundings::default() };
+    Effective::new(&request, &operator, around).unwrap().0
 }
 
 impl World {
@@ -135,6 +154,13 @@ impl World {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let at = listener.local_addr().unwrap();
         self.routes.servers.lock().unwrap().insert(to(address, port), at);
+        Server(listener)
+    }
+
+    /// The edge.
+    pub(super) async fn edge(&self) -> Server {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        *self.routes.edge.lock().unwrap() = Some(listener.local_addr().unwrap());
         Server(listener)
     }
 
