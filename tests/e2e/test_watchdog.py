@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import httpx
@@ -145,3 +146,16 @@ def test_a_deadline_that_fires_without_a_server_is_never_earlier_than_the_stored
     assert kept() == first
     assert answers(server, box.sandbox_id)
     assert box.kill()
+
+
+def test_nobody_need_read_the_log(lone_server):
+    server = lone_server
+    server.stop()
+    closed = "import os, sys; read, write = os.pipe(); os.dup2(write, 2); os.close(read); os.execvp(sys.argv[1], sys.argv[1:])"
+    server.wrap = [sys.executable, "-c", closed]
+    server.start()
+    boxes = [Sandbox.create(timeout=6, **server.opts) for _ in range(2)]
+    crash(server, "both")
+    for box in boxes:
+        until(lambda box=box: is_gone(server, box.sandbox_id), within=60, what="the end of the sandbox")
+    server.wrap = []

@@ -69,6 +69,8 @@ fn log(format: LogFormat, level: &str) {
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
+        // A line that can't be written because nobody reads the log any more would be told there, and that panics.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     match format {
         LogFormat::Text => lines.init(),
