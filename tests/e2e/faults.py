@@ -80,9 +80,9 @@ def settled(server: Server, within: float = PATIENCE) -> list[Row]:
 
     def look():
         found = rows(server)
-        return all(row.state in ("running", "ended") for row in found) and (found,)
+        return all(row.state in ("running", "paused", "ended") for row in found) and (found,)
 
-    return until(look, within=within, what="every sandbox runs or has ended")[0]
+    return until(look, within=within, what="every sandbox runs, is paused or has ended")[0]
 
 
 def create(server: Server, tag: str, timeout: float = PATIENCE) -> httpx.Response:
@@ -94,6 +94,19 @@ def create(server: Server, tag: str, timeout: float = PATIENCE) -> httpx.Respons
 
 def kill(server: Server, id: str) -> httpx.Response:
     return httpx.delete(f"{server.url}/sandboxes/{id}", headers=server.headers, timeout=PATIENCE)
+
+
+def pause(server: Server, id: str) -> httpx.Response:
+    return httpx.post(f"{server.url}/sandboxes/{id}/pause", headers=server.headers, timeout=PATIENCE)
+
+
+def resume(server: Server, id: str) -> httpx.Response:
+    body = {"timeout": 300}
+    return httpx.post(f"{server.url}/sandboxes/{id}/resume", json=body, headers=server.headers, timeout=PATIENCE)
+
+
+def state(server: Server, id: str) -> str:
+    return httpx.get(f"{server.url}/sandboxes/{id}", headers=server.headers, timeout=PATIENCE).json()["state"]
 
 
 def answers(server: Server, id: str) -> bool:

@@ -18,9 +18,12 @@ from faults import (
     kill,
     log_size,
     new_tag,
+    pause,
     reached,
+    resume,
     rows,
     settled,
+    state,
 )
 from support import STOP_WITHIN, until
 
@@ -30,8 +33,11 @@ VICTIMS = ["serve", "host", "both"]
 CREATE = ("control.create.", "control.store.running", "engine.create.", "engine.start.", "network.slot.", "network.assign.")
 KILL = ("control.kill.", "control.store.end", "control.end.", "engine.remove.", "network.release.")
 START = ("control.reconcile.",)
-# Which none of them does: see the tests of the engine and of the watchdog.
-ELSEWHERE = ("engine.image.", "control.deadline.", "watchdog.")
+# One to pause it, and one to let it run again.
+PAUSE = ("control.store.paus", "control.pause.", "engine.image.")
+RESUME = ("control.resume.",)
+# Which none of them does: see the tests of the watchdog.
+ELSEWHERE = ("control.deadline.", "watchdog.")
 
 EACH = os.environ.get("SANDGLASS_FAULTS") == "each"
 
@@ -55,7 +61,7 @@ def armed(points: list[str], action: str) -> str:
 def test_every_point_is_driven_by_something():
     assert len(NAMES) > 50
     for name in NAMES:
-        assert sum(name in of(*kind) for kind in (CREATE, KILL, START, ELSEWHERE)) == 1, name
+        assert sum(name in of(*kind) for kind in (CREATE, KILL, PAUSE, RESUME, START, ELSEWHERE)) == 1, name
 
 
 @pytest.fixture
@@ -150,6 +156,93 @@ def test_killed_while_ending(stopped_server, points, victim):
             assert attempt is not None, "a sandbox that nobody killed is gone"
             assert row.end_reason == "killed" and "a client asked for it" in row.details, row
     assert all(row.state == "ended" for row in settled(server))
+    server.assert_nothing_left()
+
+
+def remember(server, id: str):
+    """Puts something into its memory and onto its disk: /dev/shm is memory."""
+    server.cli("sandbox", "exec", id, "--", "sh", "-c", "echo kept > /dev/shm/memory; echo kept > /home/user/disk")
+
+
+def remembers(server, id: str) -> bool:
+    said = server.cli("sandbox", "exec", id, "--", "cat", "/dev/shm/memory", "/home/user/disk")
+    return said.stdout == "kept\nkept\n"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("points", groups(*PAUSE, *RESUME, "engine.create.made"))
+def test_killed_while_pausing_or_resuming(stopped_server, points, victim):
+    """The server dies at each step on the way to an image and back: the sandbox is one or the other, with all it had."""
+    server, log_from = stopped_server, log_size(stopped_server)
+    # Points that a creation passes too are armed for a server that finds all sandboxes made.
+    server.start()
+    ids = [create(server, new_tag()).json()["sandboxID"] for _ in range(len(points) + 1)]
+    all_at_once(lambda id: remember(server, id), ids)
+    resumed = of(*RESUME, "engine.create.made")
+    for id in ids[: len(set(points) & set(resumed))]:
+        assert pause(server, id).status_code == 204
+    server.stop()
+    server.start(armed(points, "hang"))
+    attempts = {}
+    for id in ids:
+        missing = set(points) - set(reached(server, log_from))
+        if not missing:
+            break
+        verb = resume if state(server, id) == "paused" else pause
+        attempt = attempts[id] = Attempt(verb, server, id)
+        further = lambda: not missing <= set(points) - set(reached(server, log_from))  # noqa: E731
+        until(lambda: further() or not attempt.is_alive(), within=PATIENCE, what="a hanging request")
+        assert further(), f"no request gets to {missing}: {attempt.response and attempt.response.text}"
+    assert set(reached(server, log_from)) == set(points)
+    crash(server, victim)
+    server.start()
+
+    for row in settled(server):
+        attempt = attempts.get(row.id)
+        if attempt is not None:
+            attempt.join(PATIENCE)
+            assert not attempt.succeeded, "an answer came from a dead server"
+        if row.state == "paused":
+            assert resume(server, row.id).status_code == 201
+        assert row.state in ("running", "paused"), row
+        assert remembers(server, row.id)
+    # Each can still be paused and resumed: nothing of the last try is in the way.
+    for id in ids:
+        assert pause(server, id).status_code == 204
+        assert resume(server, id).status_code == 201
+        assert remembers(server, id)
+    all_at_once(lambda id: kill(server, id), ids)
+    assert all(row.state == "ended" for row in settled(server))
+    server.assert_nothing_left()
+    assert not list((server.data_dir / "host" / "images").iterdir()), "an image is left"
+
+
+@pytest.mark.timeout(300)
+def test_each_step_of_a_pause_and_of_a_resume_fails_once(stopped_server):
+    server, log_from = stopped_server, log_size(stopped_server)
+    server.start()
+    id = create(server, new_tag()).json()["sandboxID"]
+    remember(server, id)
+    server.stop()
+    down, up = of(*PAUSE), of(*RESUME, "engine.create.made", "engine.create.save")
+    server.start(armed(down + up, "error"))
+    for verb, points, before in ((pause, down, "running"), (resume, up, "paused")):
+        failures = 0
+        while not (response := verb(server, id)).is_success:
+            failures += 1
+            assert failures <= len(points), "more failures than were told"
+            assert response.status_code in (409, 500) and response.json()["message"], response.text
+            assert state(server, id) == before
+            assert before == "paused" or remembers(server, id)
+        assert failures > len(points) - 2, "some failures were not noticed"
+    with server.log_path.open("rb") as log:
+        log.seek(log_from)
+        text = log.read().decode()
+    for point in down + up:
+        assert f"the failpoint {point} made" in text, f"{point} was never reached"
+    assert remembers(server, id)
+    assert kill(server, id).status_code == 204
     server.assert_nothing_left()
 
 

@@ -24,7 +24,16 @@ pub(crate) trait Backend: Send + Sync + 'static {
     async fn metrics(&self, text: &mut String) -> Result<(), Error>;
     async fn create(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error>;
     async fn sandbox(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error>;
+    async fn standing(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error>;
     async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error>;
+    async fn pause(&self, team: TeamId, id: &SandboxId) -> Result<(), Error>;
+    async fn resume(&self, team: TeamId, id: &SandboxId, timeout: Duration) -> Result<SandboxRow, Error>;
+    async fn connect(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        timeout: Duration,
+    ) -> Result<(SandboxRow, bool), Error>;
     async fn list(&self, filter: ListFilter) -> Result<ListPage, Error>;
     async fn kill(&self, team: TeamId, id: &SandboxId) -> Result<(), Error>;
     async fn set_timeout(&self, team: TeamId, id: &SandboxId, from_now: Duration)
@@ -94,6 +103,27 @@ impl Backend for Control {
 
     async fn sandbox(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
         Self::sandbox(self, team, id).await
+    }
+
+    async fn standing(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
+        Self::standing(self, team, id).await
+    }
+
+    async fn pause(&self, team: TeamId, id: &SandboxId) -> Result<(), Error> {
+        Self::pause(self, team, id).await
+    }
+
+    async fn resume(&self, team: TeamId, id: &SandboxId, timeout: Duration) -> Result<SandboxRow, Error> {
+        Self::resume(self, team, id, timeout).await
+    }
+
+    async fn connect(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        timeout: Duration,
+    ) -> Result<(SandboxRow, bool), Error> {
+        Self::connect(self, team, id, timeout).await
     }
 
     async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {

@@ -120,6 +120,17 @@ impl Fake {
             .find(|row| row.id == *id && row.team == team && row.state == SandboxState::Running);
         row.map(change).ok_or_else(not_found)
     }
+
+    /// Pauses or resumes.
+    fn turn(&self, team: TeamId, id: &SandboxId, [from, to]: [SandboxState; 2]) -> Result<SandboxRow, Error> {
+        let mut rows = self.rows.lock().unwrap();
+        let row = rows.iter_mut().find(|row| row.id == *id && row.team == team).ok_or_else(not_found)?;
+        if row.state != from {
+            return Err(Error::new(ErrorKind::Conflict, "as it is already"));
+        }
+        row.state = to;
+        Ok(row.clone())
+    }
 }
 
 #[async_trait]
@@ -198,6 +209,29 @@ impl Backend for Fake {
         self.change(team, id, |row| row.clone())
     }
 
+    async fn standing(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
+        let row = self.record(team, id).await?;
+        if row.state == SandboxState::Ended { Err(not_found()) } else { Ok(row) }
+    }
+
+    async fn pause(&self, team: TeamId, id: &SandboxId) -> Result<(), Error> {
+        self.turn(team, id, [SandboxState::Running, SandboxState::Paused]).map(drop)
+    }
+
+    async fn resume(&self, team: TeamId, id: &SandboxId, _: Duration) -> Result<SandboxRow, Error> {
+        self.turn(team, id, [SandboxState::Paused, SandboxState::Running])
+    }
+
+    async fn connect(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        timeout: Duration,
+    ) -> Result<(SandboxRow, bool), Error> {
+        let resumed = self.resume(team, id, timeout).await.is_ok();
+        Ok((self.extend(team, id, timeout).await?, resumed))
+    }
+
     async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
         let rows = self.rows.lock().unwrap();
         rows.iter().find(|row| row.id == *id && row.team == team).cloned().ok_or_else(not_found)
@@ -230,6 +264,7 @@ impl Backend for Fake {
     }
 
     async fn kill(&self, team: TeamId, id: &SandboxId) -> Result<(), Error> {
+        let _resumed = self.resume(team, id, Duration::ZERO).await;
         self.change(team, id, |row| row.state = SandboxState::Ended)
     }
 

@@ -29,6 +29,9 @@ use crate::template::Template;
 /// How long a started or adopted agent may take to say hello. It takes milliseconds unless the machine is stuck.
 const HELLO_PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long it may take to fall silent, or to speak again.
+const FREEZE_PATIENCE: Duration = Duration::from_secs(10);
+
 /// How long it may take to put a generation in force.
 const CONFIGURE_PATIENCE: Duration = Duration::from_secs(20);
 
@@ -140,6 +143,45 @@ pub(crate) async fn configured(session: &Session, row: &SandboxRow) -> Result<()
         }
     };
     timeout(CONFIGURE_PATIENCE, answer).await.map_err(|elapsed| Error::internal(UNCONFIGURED, elapsed))?
+}
+
+const UNHEARD: &str = "the sandbox's agent did not answer, and it runs on";
+
+/// Makes an agent say no more until [`thaw`]: what it has said is in the stream, and nothing is half said. Flows wait.
+///
+/// # Errors
+/// It took too long, or the session ended.
+pub(crate) async fn freeze(session: &Session) -> Result<(), Error> {
+    let frozen = async {
+        session.hold().await.map_err(|closed| Error::internal(UNHEARD, closed))?;
+        ask(session, &ToAgent::Freeze, &FromAgent::Frozen).await
+    };
+    timeout(FREEZE_PATIENCE, frozen).await.map_err(|elapsed| Error::internal(UNHEARD, elapsed))?
+}
+
+/// Lets an agent speak again.
+///
+/// # Errors
+/// As [`freeze`].
+pub(crate) async fn thaw(session: &Session) -> Result<(), Error> {
+    session.release();
+    let thawed = ask(session, &ToAgent::Thaw, &FromAgent::Thawed);
+    timeout(FREEZE_PATIENCE, thawed).await.map_err(|elapsed| Error::internal(UNHEARD, elapsed))?
+}
+
+/// Sends a message, and waits for the one answer that is wanted.
+async fn ask(session: &Session, message: &ToAgent, wanted: &FromAgent) -> Result<(), Error> {
+    session.send_control(message).await.map_err(|error| Error::internal(UNHEARD, error))?;
+    for _ in 0..MAX_NOTICES {
+        match session.recv_control().await {
+            Ok(answer) if answer == *wanted => return Ok(()),
+            Ok(answer) => {
+                tracing::info!(answer = shown(&format!("{answer:?}")), "the agent said something else");
+            }
+            Err(closed) => return Err(Error::internal(UNHEARD, closed)),
+        }
+    }
+    Err(Error::internal(UNHEARD, "it said too much else"))
 }
 
 /// Opens the sockets of the sandbox's airlock, and enforces its policy on them until `gone`.

@@ -41,11 +41,11 @@ const ADOPTION_PATIENCE: Duration = Duration::from_secs(10);
 /// How long an idempotency key keeps its answer.
 const IDEMPOTENCY_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
-/// How long a new sandbox waits for the room of others that are being removed, which takes some dozens of milliseconds.
-const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a sandbox waits for the room of others that are being removed, which takes some dozens of milliseconds.
+pub(crate) const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The wait between two looks whether they are gone.
-const REMOVAL_CHECK: Duration = Duration::from_millis(50);
+pub(crate) const REMOVAL_CHECK: Duration = Duration::from_millis(50);
 
 /// What an operator decides.
 #[derive(Debug, Clone)]
@@ -287,6 +287,60 @@ impl Control {
         if row.team == team && row.state == SandboxState::Running { Ok(row) } else { Err(not_found(id)) }
     }
 
+    /// A sandbox of this team that runs, or is paused, or is on the way between the two.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]: unknown, another team's, being made, or at its end.
+    pub async fn standing(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
+        use SandboxState::{Paused, Pausing, Resuming, Running};
+        let row = self.row(id).await?;
+        let stands = matches!(row.state, Running | Pausing | Paused | Resuming);
+        if row.team == team && stands { Ok(row) } else { Err(not_found(id)) }
+    }
+
+    /// Writes a running sandbox to an image, and ends its processes. When this returns, it is paused.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Conflict`] if it is paused already, or holds something that can't be paused,
+    /// and runs on; [`ErrorKind::Unsupported`] if the engine can't.
+    pub async fn pause(&self, team: TeamId, id: &SandboxId) -> Result<(), Error> {
+        self.standing(team, id).await?;
+        self.owner(team, id).await?.pause(id).await
+    }
+
+    /// Lets a paused sandbox run again, for so long from now on: its memory, processes and files are as they were.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Conflict`] if it runs; [`ErrorKind::Quota`] and [`ErrorKind::Capacity`] as at a
+    /// creation. If it can't be resumed it is paused as before.
+    pub async fn resume(&self, team: TeamId, id: &SandboxId, timeout: Duration) -> Result<SandboxRow, Error> {
+        check_timeout(timeout, self.0.config.max_lifetime)?;
+        if self.standing(team, id).await?.state == SandboxState::Running {
+            return Err(Error::new(ErrorKind::Conflict, "the sandbox is running already"));
+        }
+        self.owner(team, id).await?.resume(id, timeout).await?;
+        self.sandbox(team, id).await
+    }
+
+    /// Makes sure that a sandbox runs, at least so long from now. `true` if it was resumed for that.
+    ///
+    /// # Errors
+    /// As [`Control::extend`] and [`Control::resume`].
+    pub async fn connect(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        timeout: Duration,
+    ) -> Result<(SandboxRow, bool), Error> {
+        if self.standing(team, id).await?.state == SandboxState::Running {
+            return Ok((self.extend(team, id, timeout).await?, false));
+        }
+        check_timeout(timeout, self.0.config.max_lifetime)?;
+        self.owner(team, id).await?.resume(id, timeout).await?;
+        // Whoever came at the same time may have resumed it for a shorter time.
+        Ok((self.extend(team, id, timeout).await?, true))
+    }
+
     /// A sandbox of this team in whatever state, also after its end.
     ///
     /// # Errors
@@ -450,12 +504,18 @@ impl Control {
         let mut adopted = Vec::new();
         // In this order: see `reconcile::plan`.
         let on_machine = self.0.host.list().await?;
+        let images = self.0.host.images().await?.into_iter().collect();
         sandglass_failpoint::hit_async("control.reconcile.list").await.map_err(injected)?;
-        let states = [SandboxState::Creating, SandboxState::Running, SandboxState::Ending];
-        let rows = self.0.store.on_node(self.0.node, &states).await.map_err(stored)?;
+        let rows = self.0.store.on_node(self.0.node, &SandboxState::NOT_ENDED).await.map_err(stored)?;
         sandglass_failpoint::hit_async("control.reconcile.rows").await.map_err(injected)?;
         let owned = self.0.owned();
-        for repair in reconcile::plan(&on_machine, rows, &owned, self.0.clock.now()) {
+        for image in reconcile::unneeded(&images, &rows, &owned) {
+            tracing::info!(%image, "removing an image that nobody needs");
+            if let Err(error) = self.0.host.remove_image(&image).await {
+                tracing::error!(%image, error = %Chain(&error), "it could not be removed");
+            }
+        }
+        for repair in reconcile::plan(&on_machine, &images, rows, &owned, self.0.clock.now()) {
             tracing::info!(?repair, "reconciling");
             sandglass_failpoint::hit_async("control.reconcile.repair").await.map_err(injected)?;
             match repair {
@@ -464,6 +524,7 @@ impl Control {
                     self.take_up(*row, Begin::Adopt(reply));
                     adopted.push(outcome);
                 }
+                Repair::Rest(row) => self.take_up(*row, Begin::Rest),
                 Repair::End(row, event) => self.take_up(*row, Begin::End(event)),
                 Repair::Destroy(id) => self.destroy_orphan(id),
             }

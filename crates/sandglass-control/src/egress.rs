@@ -124,10 +124,10 @@ fn surroundings(domain: Option<Hostname>) -> Result<Surroundings, Error> {
 }
 
 /// Takes up the enforcement of a sandbox's policy, as it is stored. Where that can't be done now, or its receipts can't be
-/// kept, it is sealed.
-pub(crate) async fn enforcer(shared: &Shared, row: &SandboxRow) -> Arc<Enforcer> {
+/// kept, it is sealed. The receipts are written by a task among `tasks`, which ends with the enforcer.
+pub(crate) async fn enforcer(shared: &Shared, row: &SandboxRow, tasks: &TaskTracker) -> Arc<Enforcer> {
     let egress = &shared.config.egress;
-    let (policy, ledger, head, remembered) = match egress.take_up(row, &shared.tasks).await {
+    let (policy, ledger, head, remembered) = match egress.take_up(row, tasks).await {
         Ok((policy, ledger, head, remembered)) => {
             (policy, Arc::new(ledger) as Arc<dyn Ledger>, head, remembered)
         }

@@ -15,14 +15,14 @@ use sandglass_engine::host::Host;
 use sandglass_engine::network::GUEST_ADDRESS;
 use sandglass_proto::session::{Closed, Flow, Loopback, OpenError, ResetCode, Session, Target};
 use sandglass_store::SandboxRow;
-use sandglass_types::{SandboxId, TeamId};
+use sandglass_types::{Error, SandboxId, TeamId};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Patience, TrafficToken};
+use crate::{Patience, TrafficToken, agent};
 
 /// How often a port that refuses is tried: a program may have been started a moment ago.
 const DIAL_ATTEMPTS: u32 = 5;
@@ -149,6 +149,16 @@ impl Live {
                 return CutOff::Silent(patience.silence);
             }
         }
+    }
+
+    /// Makes the agent say no more, so that an image of it has nothing half said.
+    pub(crate) async fn freeze(&self) -> Result<(), Error> {
+        agent::freeze(&self.session).await
+    }
+
+    /// Ends a [`Self::freeze`].
+    pub(crate) async fn thaw(&self) -> Result<(), Error> {
+        agent::thaw(&self.session).await
     }
 
     /// A connection to the guest API, for HTTP/1.1.

@@ -140,7 +140,7 @@ impl Now<'_> {
     fn registry(&self) -> Registry {
         let mut registry = Registry::with_prefix(PREFIX);
         let states = Family::<StateLabel, Gauge>::default();
-        for state in [SandboxState::Creating, SandboxState::Running, SandboxState::Ending] {
+        for state in SandboxState::NOT_ENDED {
             let count = self.sandboxes.iter().find(|(of, _)| *of == state).map_or(0, |(_, count)| *count);
             states.get_or_create(&StateLabel { state: serialized(&state) }).set(gauge(count));
         }

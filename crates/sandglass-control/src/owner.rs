@@ -9,23 +9,27 @@ use std::time::Duration;
 
 use sandglass_egress::enforcer::Enforcer;
 use sandglass_egress::policy::Policy;
-use sandglass_engine::deadline::Deadline;
-use sandglass_engine::host::{Host, HostError, RefusalKind};
-use sandglass_engine::{Exit, SandboxSpec};
+use sandglass_engine::host::HostError;
 use sandglass_store::{SandboxRow, Transition};
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, SandboxId, SandboxState, Timestamp};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, Span};
 
-use crate::agent;
+use self::bring_up::{Origin, bring_up, deadline, exit_of};
+pub(crate) use self::request::{Asked, Handle, Request};
 use crate::egress;
 use crate::governor;
 use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
 use crate::shared::Shared;
+
+mod bring_up;
+mod pause;
+mod request;
 
 /// The waits between tries of something that must succeed in the end: each is twice as long as the one before.
 #[derive(Debug)]
@@ -49,33 +53,8 @@ impl Pauses {
 /// How long the end of a sandbox's processes may be known after the end of its session.
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What others want of the sandbox, and the span of who asks: what is done for it is logged there.
-pub(crate) type Asked = (Span, Request);
-
-/// What others want of the sandbox.
-#[derive(Debug)]
-pub(crate) enum Request {
-    /// End it. Answered when its end is stored.
-    Kill(oneshot::Sender<Result<(), Error>>),
-    /// Move its end. Answered with the end in force.
-    SetEnd {
-        /// The wanted end.
-        end_at: Timestamp,
-        /// Never move it forward in time.
-        only_later: bool,
-        /// Who asks.
-        reply: oneshot::Sender<Result<Timestamp, Error>>,
-    },
-    /// Replace what it asks to reach. Answered when that is in force.
-    SetPolicy {
-        /// All that it asks for from now on.
-        policy: Policy,
-        /// As the client said.
-        allow_internet_access: Option<bool>,
-        /// Who asks.
-        reply: oneshot::Sender<Result<(), Error>>,
-    },
-}
+/// How long the tasks of a sandbox that is gone may take to end.
+const TASKS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where the task begins.
 #[derive(Debug)]
@@ -84,6 +63,8 @@ pub(crate) enum Begin {
     Create(Span, oneshot::Sender<Result<(), Error>>),
     /// It runs already: a server before this one made it. The answer is sent when it can be reached again, or can't.
     Adopt(oneshot::Sender<Result<(), Error>>),
+    /// It is paused, or was being paused or resumed when an earlier server ended, and nothing of it runs.
+    Rest,
     /// Its end is due. What to store of it, if it has not begun.
     End(Event),
 }
@@ -92,8 +73,10 @@ pub(crate) struct Owner<'a> {
     shared: Arc<Shared>,
     row: SandboxRow,
     requests: &'a mut mpsc::Receiver<Asked>,
-    /// Fires when its end begins, or when this server stops.
+    /// Fires when it can't be reached any more, or when this server stops.
     gone: CancellationToken,
+    /// The tasks that serve it until then.
+    tasks: TaskTracker,
     /// When its time is up by a clock that nobody sets: a wall clock that is set back must not give it more.
     ends: Instant,
     /// Set once it is being brought up, if its engine has airlocks.
@@ -104,7 +87,7 @@ impl<'a> Owner<'a> {
     pub(crate) fn new(shared: Arc<Shared>, row: SandboxRow, requests: &'a mut mpsc::Receiver<Asked>) -> Self {
         let gone = shared.stop.child_token();
         let ends = Instant::now() + budget(&row, shared.clock.now());
-        Self { shared, row, requests, gone, ends, enforcer: None }
+        Self { shared, row, requests, gone, tasks: TaskTracker::new(), ends, enforcer: None }
     }
 
     /// How much time it has left.
@@ -118,6 +101,17 @@ impl<'a> Owner<'a> {
         let stop = self.shared.stop.clone();
         // A stopping server leaves the sandbox as it is; the next one takes it up.
         let _stopped = stop.run_until_cancelled(self.live_and_end(begin)).await;
+        self.end_tasks().await;
+    }
+
+    /// Makes it unreachable, and waits for what served it, so that the next who does finds what it wrote.
+    async fn end_tasks(&mut self) {
+        self.make_unreachable();
+        self.enforcer = None;
+        self.tasks.close();
+        if timeout(TASKS_PATIENCE, self.tasks.wait()).await.is_err() {
+            tracing::error!(sandbox = %self.row.id, "tasks that served it go on, though it is gone");
+        }
     }
 
     /// In this order: a client whose connection breaks must find the sandbox gone when it asks again.
@@ -133,13 +127,26 @@ impl<'a> Owner<'a> {
                 Event::Missing
             }
             Begin::Adopt(reply) => {
+                if self.row.state == SandboxState::Pausing {
+                    self.run_on("the server ended while it was being paused").await;
+                }
                 self.live(Origin::Found, Span::current(), reply).await;
+                Event::Missing
+            }
+            Begin::Rest => {
+                if self.row.state == SandboxState::Pausing {
+                    self.settle(Event::Imaged, "its image was complete when the server ended").await;
+                }
                 Event::Missing
             }
             Begin::End(event) => event,
         };
+        while matches!(self.row.state, SandboxState::Paused | SandboxState::Resuming) {
+            let Some((span, reply)) = self.rest().await else { break };
+            self.live(Origin::Image, span, reply).await;
+        }
         // Also the way of a half-made one that a crashed server left behind.
-        if matches!(self.row.state, SandboxState::Creating | SandboxState::Running) {
+        if matches!(self.row.state, SandboxState::Creating | SandboxState::Running | SandboxState::Pausing) {
             let why = match (self.row.state, event) {
                 (SandboxState::Creating, _) => {
                     "its creation was interrupted: the server or its client went away"
@@ -156,31 +163,35 @@ impl<'a> Owner<'a> {
 
     /// Brings it up, and keeps it until its end is stored.
     async fn live(&mut self, origin: Origin, span: Span, asker: oneshot::Sender<Result<(), Error>>) {
-        let mut asker = Some(asker);
+        let mut askers = vec![asker];
         let mut killed_in = Span::current();
         if self.shared.airlocks().is_some() {
-            let enforcer = egress::enforcer(&self.shared, &self.row).await;
+            let enforcer = egress::enforcer(&self.shared, &self.row, &self.tasks).await;
             let folder = self.shared.config.egress.receipts.join(self.row.id.as_str());
             let remembering = egress::remember(Arc::clone(&enforcer), folder, self.gone.clone());
-            self.shared.tasks.spawn(remembering);
+            self.tasks.spawn(remembering);
             self.enforcer = Some(enforcer);
         }
         let (shared, row) = (Arc::clone(&self.shared), self.row.clone());
-        let coming_up = bring_up(shared, row, self.ends, self.enforcer.clone(), self.gone.clone(), origin)
-            .instrument(span.clone());
+        let (enforcer, gone, tasks) = (self.enforcer.clone(), self.gone.clone(), self.tasks.clone());
+        let coming_up =
+            bring_up(shared, row, self.ends, enforcer, gone, tasks, origin).instrument(span.clone());
         let mut coming_up = Some(Box::pin(coming_up));
         let (mut exited, mut cut_off, mut killer) = (None, None, None);
+        // Once it can be reached.
+        let mut live: Option<Arc<Live>> = None;
         let (event, why) = loop {
             let left = self.left();
             break tokio::select! {
                 outcome = output_of(&mut coming_up) => {
                     coming_up = None;
-                    let (outcome, why) = match self.arrived(outcome).instrument(span.clone()).await {
-                        Ok(live) => {
+                    let (outcome, why) = match self.arrived(outcome, origin).instrument(span.clone()).await {
+                        Ok(arrived) => {
+                            live = Some(Arc::clone(&arrived));
                             let (host, id) = (self.shared.host.clone(), self.row.id.clone());
                             let patience = self.shared.config.patience;
                             exited = Some(Box::pin(async move { exit_of(&host, &id).await }));
-                            cut_off = Some(Box::pin(async move { live.cut_off(patience).await }));
+                            cut_off = Some(Box::pin(async move { arrived.cut_off(patience).await }));
                             (Ok(()), None)
                         }
                         Err(error) => {
@@ -188,9 +199,7 @@ impl<'a> Owner<'a> {
                             (Err(error), Some(why))
                         }
                     };
-                    if let Some(asker) = asker.take() {
-                        let _gone = asker.send(outcome);
-                    }
+                    answer(&mut askers, outcome);
                     let Some(why) = why else { continue };
                     (Event::Failed, why)
                 }
@@ -220,6 +229,25 @@ impl<'a> Owner<'a> {
                         let _gone = reply.send(set.await);
                         continue;
                     }
+                    Some((span, Request::Pause(reply))) => {
+                        let outcome = match &live {
+                            Some(live) => self.pause(live).instrument(span).await,
+                            None => Err(Error::new(ErrorKind::Conflict, "the sandbox is still being started")),
+                        };
+                        let _gone = reply.send(outcome);
+                        if self.row.state == SandboxState::Paused {
+                            return;
+                        }
+                        continue;
+                    }
+                    Some((_, Request::Resume { reply, .. })) => {
+                        if live.is_some() {
+                            let _gone = reply.send(Ok(()));
+                        } else {
+                            askers.push(reply);
+                        }
+                        continue;
+                    }
                     Some((span, Request::Kill(reply))) => {
                         killed_in = span;
                         killer = Some(reply);
@@ -229,7 +257,13 @@ impl<'a> Owner<'a> {
                     None => std::future::pending().await,
                 },
                 () = sleep(left.min(self.shared.config.patience.clock_check)) => {
-                    if !self.left().is_zero() { continue }
+                    if !self.left().is_zero() {
+                        // It runs on after a pause that failed, and that could not be stored.
+                        if self.row.state == SandboxState::Pausing {
+                            self.run_on("it could not be paused").await;
+                        }
+                        continue
+                    }
                     (Event::TimeUp, "its time is up".into())
                 }
             };
@@ -239,15 +273,16 @@ impl<'a> Owner<'a> {
         if let Some(killer) = killer.take_if(|_| stored) {
             let _gone = killer.send(Ok(()));
         }
-        if let Some(asker) = asker {
-            let ended = Error::new(ErrorKind::Conflict, "the sandbox was ended before it was ready");
-            let _gone = asker.send(Err(ended));
-        }
+        answer(
+            &mut askers,
+            Err(Error::new(ErrorKind::Conflict, "the sandbox was ended before it was ready")),
+        );
         // A verb that is under way in the host must not come after the one that removes.
         if let Some(coming_up) = coming_up {
             let _abandoned = coming_up.await;
         }
-        if !stored {
+        // One that could not be resumed is paused, whether that is stored or not.
+        if !stored && !matches!(lifecycle::next(self.row.state, event), Next::Move(SandboxState::Paused, _)) {
             self.remove_and_settle(event, &why, killer).await;
         }
     }
@@ -286,15 +321,23 @@ impl<'a> Owner<'a> {
         }
     }
 
-    async fn arrived(&mut self, outcome: Result<Arc<Live>, Error>) -> Result<Arc<Live>, Error> {
+    async fn arrived(
+        &mut self,
+        outcome: Result<Arc<Live>, Error>,
+        origin: Origin,
+    ) -> Result<Arc<Live>, Error> {
         let live = outcome?;
         if !self.settle(Event::Ready, "the agent is ready").await {
             return Err(Error::new(ErrorKind::Internal, "the sandbox could not be stored as running"));
         }
         sandglass_failpoint::hit_async("control.create.reachable").await.map_err(crate::injected)?;
         self.shared.live.insert(Arc::clone(&live));
+        // It has gone on from there; what is left by a failure is removed before the next one is made.
+        if origin == Origin::Image {
+            self.remove_image().await;
+        }
         let governing = governor::govern(self.shared.host.clone(), Arc::clone(&live));
-        self.shared.tasks.spawn(self.gone.clone().run_until_cancelled_owned(governing));
+        self.tasks.spawn(self.gone.clone().run_until_cancelled_owned(governing));
         Ok(live)
     }
 
@@ -303,6 +346,8 @@ impl<'a> Owner<'a> {
         let Next::Move(to, end_reason) = lifecycle::next(self.row.state, event) else { return true };
         let failpoint = match to {
             SandboxState::Creating | SandboxState::Running => "control.store.running",
+            SandboxState::Pausing => "control.store.pausing",
+            SandboxState::Paused | SandboxState::Resuming => "control.store.paused",
             SandboxState::Ending => "control.store.ending",
             SandboxState::Ended => "control.store.ended",
         };
@@ -386,7 +431,7 @@ impl<'a> Owner<'a> {
         self.make_unreachable();
         let (started, mut pauses) = (Instant::now(), Pauses::new());
         loop {
-            if self.remove().await {
+            if self.remove().await && self.remove_image().await {
                 self.settle(Event::Removed, "nothing of it is left").await;
             }
             if self.row.state == SandboxState::Ended {
@@ -395,6 +440,15 @@ impl<'a> Owner<'a> {
             }
             self.answer_for(pauses.next()).await;
         }
+    }
+
+    /// Removes the image that it may have been paused to. `true` if there is none any more.
+    async fn remove_image(&self) -> bool {
+        let removed = self.shared.host.remove_image(&self.row.id).await;
+        if let Err(error) = &removed {
+            tracing::error!(sandbox = %self.row.id, error = %Chain(error), "its image could not be removed yet");
+        }
+        removed.is_ok()
     }
 
     /// One try. Requests are answered meanwhile.
@@ -439,8 +493,25 @@ impl Drop for Owner<'_> {
 fn answer_at_end(id: &SandboxId, (_, request): Asked) {
     match request {
         Request::Kill(reply) => drop(reply.send(Ok(()))),
+        Request::Pause(reply) | Request::Resume { reply, .. } => {
+            drop(reply.send(Err(crate::not_found(id))));
+        }
         Request::SetEnd { reply, .. } => drop(reply.send(Err(crate::not_found(id)))),
         Request::SetPolicy { reply, .. } => drop(reply.send(Err(crate::not_found(id)))),
+    }
+}
+
+/// Tells all who wait how it went; the first of them hears why.
+fn answer(askers: &mut Vec<oneshot::Sender<Result<(), Error>>>, outcome: Result<(), Error>) {
+    let others = outcome.as_ref().err().map(Error::kind);
+    let mut outcome = Some(outcome);
+    for asker in askers.drain(..) {
+        let first = outcome.take();
+        let answer = first.unwrap_or_else(|| match others {
+            None => Ok(()),
+            Some(kind) => Err(Error::new(kind, "the sandbox could not be started")),
+        });
+        let _gone = asker.send(answer);
     }
 }
 
@@ -452,149 +523,12 @@ async fn output_of<F: Future + Unpin>(future: &mut Option<F>) -> F::Output {
     }
 }
 
-/// Where a sandbox that comes up is from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Origin {
-    /// It is to be made.
-    New,
-    /// An earlier server made it, and it runs.
-    Found,
-}
-
 /// When its time is up by the steady clock, that was `ends`, after somebody asked for one end and the store has put another
 /// or the same in force. `now` is the time by both clocks.
 fn moved(ends: Instant, (asked, end): (Timestamp, Timestamp), now: (Timestamp, Instant)) -> Instant {
     let at = |time: Timestamp| now.1 + time.since(now.0);
     // Later than asked for is what it was before, and perhaps only seems to be later.
     if end > asked { ends.max(at(asked)) } else { at(end) }
-}
-
-/// What the host is told of the end `at` by the wall clock, which is at `ends` by the steady one.
-fn deadline(at: Timestamp, ends: Instant) -> Deadline {
-    let after = ends.saturating_duration_since(Instant::now());
-    Deadline { at, after_millis: u64::try_from(after.as_millis()).unwrap_or(u64::MAX) }
-}
-
-/// Waits for the end of its processes. An engine that can't say whether they have ended has not said that they have.
-async fn exit_of(host: &Host, id: &SandboxId) -> Result<Exit, HostError> {
-    let mut pauses = Pauses::new();
-    loop {
-        let error = match host.wait(id).await {
-            Err(error) if error.refusal().is_some_and(|kind| kind != RefusalKind::NotFound) => error,
-            outcome => return outcome,
-        };
-        tracing::warn!(sandbox = %id, error = %Chain(&error), "its processes can't be waited for");
-        sleep(pauses.next()).await;
-    }
-}
-
-/// Brings a sandbox to where it can be reached. Stops between two steps once its end has begun.
-async fn bring_up(
-    shared: Arc<Shared>,
-    row: SandboxRow,
-    ends: Instant,
-    enforcer: Option<Arc<Enforcer>>,
-    gone: CancellationToken,
-    origin: Origin,
-) -> Result<Arc<Live>, Error> {
-    let (host, id) = (&shared.host, &row.id);
-    let deadline = Some(deadline(row.end_at, ends));
-    match origin {
-        Origin::New => {
-            sandglass_failpoint::hit_async("control.create.host").await.map_err(crate::injected)?;
-            let (rootfs, limits) = (row.rootfs, row.limits);
-            host.create(SandboxSpec { id: id.clone(), rootfs, limits, deadline }).await?;
-        }
-        // What the last server could not say any more, or said by a clock that was set since. Not worth a sandbox.
-        Origin::Found => {
-            if let Err(error) = host.set_deadline(id, deadline).await {
-                tracing::error!(sandbox = %id, error = %Chain(&error), "its deadline can't be kept");
-            }
-        }
-    }
-    sandglass_failpoint::hit_async("control.create.guard").await.map_err(crate::injected)?;
-    // Before anything runs in a new one; and a found one lost its listeners with their server.
-    if let Some(enforcer) = enforcer {
-        let egress = &shared.config.egress;
-        agent::guard_airlock(host, id, &enforcer, egress, &gone, &shared.tasks).await?;
-    }
-    if origin == Origin::New && !gone.is_cancelled() {
-        sandglass_failpoint::hit_async("control.create.start").await.map_err(crate::injected)?;
-        host.start(id).await?;
-    }
-    let ready = async {
-        sandglass_failpoint::hit_async("control.create.attach").await.map_err(crate::injected)?;
-        let session = agent::attach(host, id, &gone, &shared.tasks).await?;
-        let configure = async || {
-            sandglass_failpoint::hit_async("control.create.configure").await.map_err(crate::injected)?;
-            agent::configure(&session, &row, shared.template(&row.template)?).await
-        };
-        // A new one is still starting, and finds there at once what it shall be.
-        if origin == Origin::New {
-            configure().await?;
-        }
-        let generation = agent::greet(&session, id).await?;
-        if generation != row.generation.0 {
-            if origin == Origin::Found {
-                configure().await?;
-            }
-            agent::configured(&session, &row).await?;
-        }
-        let (airlock, connections) = (shared.airlocks().cloned(), Arc::clone(&shared.connections));
-        Ok(Arc::new(Live::new(&row, session, airlock, gone.clone(), connections)))
-    };
-    tokio::select! {
-        outcome = ready => outcome,
-        exit = exit_of(host, id) => {
-            let why = format!("its processes are gone: {:?}", exit?);
-            Err(Error::internal("the sandbox ended as soon as it was started", why))
-        }
-        () = gone.cancelled() => Err(Error::new(ErrorKind::Conflict, "the sandbox was ended")),
-    }
-}
-
-/// The way to an owner task.
-#[derive(Debug, Clone)]
-pub(crate) struct Handle(mpsc::Sender<Asked>);
-
-impl Handle {
-    /// A handle, and the other end for the task. At most 16 requests wait; one more waits for a place.
-    pub(crate) fn new() -> (Self, mpsc::Receiver<Asked>) {
-        let (sender, receiver) = mpsc::channel(16);
-        (Self(sender), receiver)
-    }
-
-    async fn ask<T>(
-        &self,
-        id: &SandboxId,
-        request: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Request,
-    ) -> Result<T, Error> {
-        let (reply, answer) = oneshot::channel();
-        self.0.send((Span::current(), request(reply))).await.map_err(|_| crate::not_found(id))?;
-        answer.await.map_err(|_| crate::not_found(id))?
-    }
-
-    pub(crate) async fn kill(&self, id: &SandboxId) -> Result<(), Error> {
-        self.ask(id, Request::Kill).await
-    }
-
-    pub(crate) async fn set_policy(
-        &self,
-        id: &SandboxId,
-        policy: Policy,
-        allow_internet_access: Option<bool>,
-    ) -> Result<(), Error> {
-        self.ask(id, |reply| Request::SetPolicy { policy, allow_internet_access, reply }).await
-    }
-
-    pub(crate) async fn set_end(
-        &self,
-        id: &SandboxId,
-        end_at: Timestamp,
-        only_later: bool,
-    ) -> Result<Timestamp, Error> {
-        self.ask(id, |reply| Request::SetEnd { end_at, only_later, reply }).await
-    }
 }
 
 #[cfg(test)]

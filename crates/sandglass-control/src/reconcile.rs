@@ -13,6 +13,8 @@ use crate::lifecycle::Event;
 pub enum Repair {
     /// Take up a running sandbox again: its agent's stream, its listeners, its timer.
     Adopt(Box<SandboxRow>),
+    /// Keep it paused: nothing of it should be on the machine but its image.
+    Rest(Box<SandboxRow>),
     /// Its end is due: it was half made, it is missing, or its end had begun. The event says which, where the end is new.
     End(Box<SandboxRow>, Event),
     /// The machine has it, the store has not (any more): remove it.
@@ -28,6 +30,7 @@ pub enum Repair {
 #[must_use]
 pub fn plan(
     on_machine: &[(SandboxId, Presence)],
+    images: &BTreeSet<SandboxId>,
     rows: Vec<SandboxRow>,
     owned: &BTreeSet<SandboxId>,
     now: Timestamp,
@@ -45,19 +48,41 @@ pub fn plan(
         match (row.state, presence) {
             (SandboxState::Ended, None) => None,
             (SandboxState::Ended, Some(_)) => Some(Repair::Destroy(row.id)),
-            (SandboxState::Running, Some(Presence::Running | Presence::Paused)) => {
+            (SandboxState::Running | SandboxState::Pausing, Some(Presence::Running | Presence::Paused)) => {
                 Some(Repair::Adopt(Box::new(row)))
             }
+            (SandboxState::Paused | SandboxState::Resuming, _) => Some(Repair::Rest(Box::new(row))),
+            // Its processes are gone, and what they were is complete on the disk.
+            (SandboxState::Pausing, _) if images.contains(&row.id) => Some(Repair::Rest(Box::new(row))),
             // The watchdog of the last host has ended it. Whatever else may have been first, it is all up by now.
-            (SandboxState::Running, _) if row.end_at <= now => {
+            (SandboxState::Running | SandboxState::Pausing, _) if row.end_at <= now => {
                 Some(Repair::End(Box::new(row), Event::TimeUp))
             }
-            (SandboxState::Running | SandboxState::Creating | SandboxState::Ending, _) => {
-                Some(Repair::End(Box::new(row), Event::Missing))
-            }
+            (
+                SandboxState::Running | SandboxState::Pausing | SandboxState::Creating | SandboxState::Ending,
+                _,
+            ) => Some(Repair::End(Box::new(row), Event::Missing)),
         }
     });
     repairs.into_iter().chain(of_rows).collect()
+}
+
+/// The images that nobody needs: all but those of sandboxes that are paused or on the way to it or from it. To be read in
+/// the order of [`plan`], `images` first.
+#[must_use]
+pub fn unneeded(
+    images: &BTreeSet<SandboxId>,
+    rows: &[SandboxRow],
+    owned: &BTreeSet<SandboxId>,
+) -> Vec<SandboxId> {
+    let needed: BTreeSet<_> = rows
+        .iter()
+        .filter(|row| {
+            matches!(row.state, SandboxState::Pausing | SandboxState::Paused | SandboxState::Resuming)
+        })
+        .map(|row| &row.id)
+        .collect();
+    images.iter().filter(|image| !needed.contains(image) && !owned.contains(*image)).cloned().collect()
 }
 
 #[cfg(test)]
@@ -114,11 +139,13 @@ mod tests {
             let on_machine: Vec<_> = presence.map(|presence| (id.clone(), presence)).into_iter().collect();
             let planned_at = |state: Option<SandboxState>, now| {
                 let rows = state.map(|state| row_of(&id, state)).into_iter().collect();
-                let mut repairs = plan(&on_machine, rows, &BTreeSet::new(), Timestamp::from_millis(now));
+                let (images, now) = (BTreeSet::new(), Timestamp::from_millis(now));
+                let mut repairs = plan(&on_machine, &images, rows, &BTreeSet::new(), now);
                 assert!(repairs.len() <= 1);
                 repairs.pop()
             };
             let planned = |state| planned_at(state, 999);
+            let rest = |state| Some(Repair::Rest(Box::new(row_of(&id, state))));
             let alive = matches!(presence, Some(Running | Paused));
             assert_eq!(planned(None), presence.and_then(|_| destroy()), "{presence:?}");
             assert_eq!(planned(Some(SandboxState::Ended)), presence.and_then(|_| destroy()));
@@ -126,6 +153,17 @@ mod tests {
             assert_eq!(planned(Some(SandboxState::Ending)), end(SandboxState::Ending));
             let running = SandboxState::Running;
             assert_eq!(planned(Some(running)), if alive { adopt(running) } else { end(running) });
+            for state in [SandboxState::Paused, SandboxState::Resuming] {
+                assert_eq!(planned(Some(state)), rest(state));
+            }
+            let pausing = SandboxState::Pausing;
+            assert_eq!(planned(Some(pausing)), if alive { adopt(pausing) } else { end(pausing) });
+            // Its processes are gone, but what they were is there.
+            let images = BTreeSet::from([id.clone()]);
+            let now = Timestamp::from_millis(999);
+            let repairs = plan(&on_machine, &images, vec![row_of(&id, pausing)], &BTreeSet::new(), now);
+            let expected = if alive { adopt(pausing) } else { rest(pausing) };
+            assert_eq!(repairs, expected.into_iter().collect::<Vec<_>>());
             // Of one that is there, its owner says that its time is up.
             let up = Some(Repair::End(Box::new(row_of(&id, running)), Event::TimeUp));
             assert_eq!(planned_at(Some(running), 1000), if alive { adopt(running) } else { up });
@@ -139,7 +177,20 @@ mod tests {
         let rows = vec![row(&id, SandboxState::Creating)];
         let on_machine = [(id.clone(), Presence::Created)];
         let now = Timestamp::from_millis(0);
-        assert_eq!(plan(&on_machine, rows, &BTreeSet::from([id.clone()]), now), []);
-        assert_eq!(plan(&on_machine, vec![], &BTreeSet::from([id]), now), []);
+        let (owned, none) = (BTreeSet::from([id.clone()]), BTreeSet::new());
+        assert_eq!(plan(&on_machine, &none, rows, &owned, now), []);
+        assert_eq!(plan(&on_machine, &none, vec![], &owned, now), []);
+        assert_eq!(unneeded(&owned, &[], &owned), []);
+    }
+
+    #[test]
+    fn an_image_is_needed_by_who_is_paused_or_nearly() {
+        use SandboxState::{Creating, Ended, Ending, Paused, Pausing, Resuming, Running};
+        let id = SandboxId::random();
+        let images = BTreeSet::from([id.clone()]);
+        let unneeded_by = |state| !unneeded(&images, &[row(&id, state)], &BTreeSet::new()).is_empty();
+        let states = [Creating, Running, Pausing, Paused, Resuming, Ending, Ended];
+        assert_eq!(states.map(unneeded_by), [true, true, false, false, false, true, true]);
+        assert_eq!(unneeded(&images, &[], &BTreeSet::new()), std::slice::from_ref(&id));
     }
 }

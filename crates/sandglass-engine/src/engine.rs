@@ -344,6 +344,18 @@ pub trait Engine: Send + Sync {
     /// As [`Engine::create`], or [`EngineError::Unsupported`].
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError>;
 
+    /// All images.
+    ///
+    /// # Errors
+    /// They can't be listed.
+    fn images(&self) -> Result<Vec<SandboxId>, EngineError>;
+
+    /// Removes an image. `Ok` if there is none.
+    ///
+    /// # Errors
+    /// The step that failed; call again.
+    fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError>;
+
     /// Keeps another deadline for it, or none, where [`crate::deadline::all`] finds it. The engine itself ends nothing.
     ///
     /// # Errors

@@ -34,7 +34,7 @@ use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Presence, SandboxSpec,
     SessionEnds, Stats, step,
 };
-use crate::files::{private_folder, remove_folder};
+use crate::files::{ids_in, private_folder, remove_folder};
 use crate::locks::{Locks, lock};
 use crate::record::{self, Status};
 
@@ -106,14 +106,6 @@ impl FakeEngine {
             processes,
             locks: Locks::default(),
         })
-    }
-
-    /// Removes a checkpoint image; `Ok` if there is none.
-    ///
-    /// # Errors
-    /// The step that failed; call again.
-    pub fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
-        remove_folder(&self.image(image))
     }
 
     fn refuses(&self) -> BTreeSet<Feature> {
@@ -290,6 +282,14 @@ impl Engine for FakeEngine {
             return Err(EngineError::NotFound(image.clone()));
         }
         self.make(spec, Some(&path))
+    }
+
+    fn images(&self) -> Result<Vec<SandboxId>, EngineError> {
+        ids_in(&self.images).map_err(|error| step("list the images", error))
+    }
+
+    fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        remove_folder(&self.image(image))
     }
 
     fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use rustix::fs::OFlags;
+use sandglass_types::SandboxId;
 
 use crate::engine::{EngineError, step};
 
@@ -21,6 +22,15 @@ pub(crate) fn remove_folder(path: &Path) -> Result<(), EngineError> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(step("remove a folder", error)),
         _ => Ok(()),
     }
+}
+
+/// What in a folder is named by an id; what is not is none of ours.
+pub(crate) fn ids_in(path: &Path) -> io::Result<Vec<SandboxId>> {
+    let mut ids = Vec::new();
+    for entry in fs_err::read_dir(path)? {
+        ids.extend(entry?.file_name().to_str().and_then(|name| name.parse().ok()));
+    }
+    Ok(ids)
 }
 
 /// Reads a file of at most `max` bytes, which must not be a link; `None` if there is none.

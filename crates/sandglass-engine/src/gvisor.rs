@@ -66,7 +66,7 @@ use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Isolation, Pace, Presence, SandboxSpec,
     SessionEnds, Stats, step,
 };
-use crate::files::{private_folder, remove_folder};
+use crate::files::{ids_in, private_folder, remove_folder};
 use crate::locks::{Locks, lock};
 use crate::record::{self as records, Status};
 use crate::session::Session;
@@ -191,14 +191,6 @@ impl GvisorEngine {
         // Last: the drop of an engine takes it away again, and nothing else would.
         engine.holdings.cgroups.make_parent().map_err(|error| step("make the control group", error))?;
         Ok(engine)
-    }
-
-    /// Removes a checkpoint image; `Ok` if there is none.
-    ///
-    /// # Errors
-    /// The step that failed; call again.
-    pub fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
-        remove_folder(&self.holdings.paths.image(image))
     }
 
     fn pinned(&self, spec: &SandboxSpec) -> Pinned {
@@ -530,6 +522,14 @@ impl Engine for GvisorEngine {
             return Err(EngineError::NotFound(image.clone()));
         }
         self.make(spec, Some(&Image::at(image_path)))
+    }
+
+    fn images(&self) -> Result<Vec<SandboxId>, EngineError> {
+        ids_in(&self.holdings.paths.images()).map_err(|error| step("list the images", error))
+    }
+
+    fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        remove_folder(&self.holdings.paths.image(image))
     }
 
     fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {

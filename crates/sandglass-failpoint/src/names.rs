@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 60] = [
+pub const NAMES: [&str; 67] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -13,10 +13,18 @@ pub const NAMES: [&str; 60] = [
     "control.create.reachable",
     // The unprivileged half, storing a move, before it is stored.
     "control.store.running",
+    "control.store.pausing",
+    "control.store.paused",
     "control.store.ending",
     "control.store.ended",
     // The unprivileged half, moving an end, after the host keeps one that is later and before the store has it.
     "control.deadline.store",
+    // The unprivileged half, pausing and resuming.
+    "control.pause.freeze",
+    "control.pause.host",
+    "control.pause.image",
+    "control.resume.store",
+    "control.resume.host",
     // The unprivileged half, ending.
     "control.kill.receive",
     "control.kill.answer",

@@ -34,7 +34,7 @@ macro_rules! store_conformance {
             idempotency: same_request_is_replayed, other_request_is_a_mismatch, keys_belong_to_one_team,
                 a_failed_attempt_frees_the_key, old_keys_are_forgotten, one_of_many_requests_inserts;
             bounds: a_quota_is_filled_to_the_last_and_not_beyond, of_many_at_once_as_many_fit_as_fit,
-                what_ends_makes_room, the_machine_is_shared_by_all_teams_and_no_other_machine,
+                what_ends_makes_room, a_paused_sandbox_runs_again_where_there_is_room, the_machine_is_shared_by_all_teams_and_no_other_machine,
                 a_repeated_request_is_answered_at_the_bound_too;
             listing: filters_apply_together, labels_are_any_text, limits_are_clamped, ties_are_ordered_by_id,
                 pages_are_stable_while_sandboxes_come_and_go;

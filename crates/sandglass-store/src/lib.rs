@@ -12,7 +12,7 @@ pub mod sqlite;
 
 pub use model::{
     ApiKey, AuditEntry, Created, Event, IdempotencyKey, Identity, KeyDigest, ListFilter, ListPage,
-    MAX_DETAIL, NewSandbox, Order, PageCursor, SandboxRow, Team, Transition,
+    MAX_DETAIL, NewSandbox, Order, PageCursor, Resume, Resumed, SandboxRow, Team, Transition,
 };
 pub use sqlite::SqliteStore;
 
@@ -112,6 +112,10 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// Moves a sandbox from one state to another if it still is in `from`. `false` if it is not.
     async fn transition(&self, id: &SandboxId, change: &Transition) -> Result<bool, StoreError>;
+
+    /// Moves a *paused* sandbox to `Resuming`, in its next generation and with a new end, if the team's quota and the
+    /// machine's capacity have room for it: in one transaction with that check.
+    async fn resume(&self, id: &SandboxId, resume: &Resume) -> Result<Resumed, StoreError>;
 
     /// Sets when a *running* sandbox ends. With `only_later` an end that is not later than the present one changes
     /// nothing. The end in force afterwards, or `None` if it is not running.

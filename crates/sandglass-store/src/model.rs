@@ -185,6 +185,39 @@ pub enum Created {
     },
 }
 
+/// The wish that a paused sandbox runs again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resume {
+    /// When it came.
+    pub at: Timestamp,
+    /// When its time is up.
+    pub end_at: Timestamp,
+    /// The latest `end_at` that any extension may reach.
+    pub max_end_at: Timestamp,
+    /// What all sandboxes of the team may have together, with this one.
+    pub quota: Amount,
+    /// What all sandboxes of the machine may have together, with this one.
+    pub capacity: Amount,
+}
+
+/// What became of a [`Resume`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resumed {
+    /// It is `Resuming`.
+    Begun,
+    /// It is not paused.
+    NotPaused,
+    /// With it the team would have more than its quota.
+    OverQuota(Excess),
+    /// As [`Created::OverCapacity`].
+    OverCapacity {
+        /// What there is too little of.
+        excess: Excess,
+        /// Whether there is enough once the sandboxes are gone that are at their end.
+        soon: bool,
+    },
+}
+
 /// One sandbox as it is kept.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SandboxRow {

@@ -26,8 +26,8 @@ use sqlx::sqlite::{SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchr
 use sqlx::{Connection as _, Sqlite, Transaction};
 
 use crate::{
-    ApiKey, AuditEntry, Created, Event, Identity, KeyDigest, ListFilter, ListPage, NewSandbox, SandboxRow,
-    Store, StoreError, Team, Transition,
+    ApiKey, AuditEntry, Created, Event, Identity, KeyDigest, ListFilter, ListPage, NewSandbox, Resume,
+    Resumed, SandboxRow, Store, StoreError, Team, Transition,
 };
 
 /// How long one verb waits for another process' write before it fails.
@@ -201,6 +201,10 @@ impl Store for SqliteStore {
 
     async fn transition(&self, id: &SandboxId, change: &Transition) -> Result<bool, StoreError> {
         self.move_state(id, change).await
+    }
+
+    async fn resume(&self, id: &SandboxId, resume: &Resume) -> Result<Resumed, StoreError> {
+        self.begin_resume(id, resume).await
     }
 
     async fn set_end(

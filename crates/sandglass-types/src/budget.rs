@@ -69,20 +69,29 @@ impl Amount {
     }
 
     /// What of this, promised to sandboxes in `state`, counts against the quota of their team: nothing once their end has
-    /// begun, or whoever ends one to start another would be refused.
+    /// begun, or whoever ends one to start another would be refused, and nothing while it is paused.
     #[must_use]
     pub const fn of_team(self, state: SandboxState) -> Self {
         match state {
-            SandboxState::Creating | SandboxState::Running => self,
-            SandboxState::Ending | SandboxState::Ended => NONE,
+            SandboxState::Creating
+            | SandboxState::Running
+            | SandboxState::Pausing
+            | SandboxState::Resuming => self,
+            SandboxState::Paused | SandboxState::Ending | SandboxState::Ended => NONE,
         }
     }
 
-    /// What of this, promised to sandboxes in `state`, the machine can't give to others: all of it until nothing is left.
+    /// What of this, promised to sandboxes in `state`, the machine can't give to others: all of it until nothing is
+    /// left, and of a paused one its disk.
     #[must_use]
     pub const fn of_machine(self, state: SandboxState) -> Self {
         match state {
-            SandboxState::Creating | SandboxState::Running | SandboxState::Ending => self,
+            SandboxState::Creating
+            | SandboxState::Running
+            | SandboxState::Pausing
+            | SandboxState::Resuming
+            | SandboxState::Ending => self,
+            SandboxState::Paused => Self { disk_mib: self.disk_mib, ..NONE },
             SandboxState::Ended => NONE,
         }
     }
@@ -142,12 +151,16 @@ mod tests {
 
     #[test]
     fn an_ending_sandbox_is_the_machine_s_and_no_more_the_team_s() {
-        use SandboxState::{Creating, Ended, Ending, Running};
+        use SandboxState::{Creating, Ended, Ending, Paused, Pausing, Resuming, Running};
         let counted = |of: fn(Amount, SandboxState) -> Amount| {
-            [Creating, Running, Ending, Ended].map(|state| of(sandbox(), state) == sandbox())
+            [Creating, Running, Pausing, Resuming, Ending, Ended]
+                .map(|state| of(sandbox(), state) == sandbox())
         };
-        assert_eq!(counted(Amount::of_team), [true, true, false, false]);
-        assert_eq!(counted(Amount::of_machine), [true, true, true, false]);
+        assert_eq!(counted(Amount::of_team), [true, true, true, true, false, false]);
+        assert_eq!(counted(Amount::of_machine), [true, true, true, true, true, false]);
+        assert_eq!(sandbox().of_team(Paused), NONE);
+        let disk = Amount { disk_mib: sandbox().disk_mib, ..NONE };
+        assert_eq!(sandbox().of_machine(Paused), disk);
     }
 
     proptest! {

@@ -11,10 +11,22 @@ pub enum SandboxState {
     Creating,
     /// The guest answered and commands can run.
     Running,
+    /// Its memory and disk are being written to an image. It runs on if that fails.
+    Pausing,
+    /// It is an image and nothing else: no process, no memory, no network.
+    Paused,
+    /// It is being made from its image. It is paused again if that fails.
+    Resuming,
     /// The decision to end it is stored; what it owns is being removed.
     Ending,
     /// Nothing of it is left on the machine.
     Ended,
+}
+
+impl SandboxState {
+    /// Those in which there may be something of it on the machine.
+    pub const NOT_ENDED: [Self; 6] =
+        [Self::Creating, Self::Running, Self::Pausing, Self::Paused, Self::Resuming, Self::Ending];
 }
 
 /// Why a sandbox ended.

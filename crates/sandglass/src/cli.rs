@@ -210,7 +210,26 @@ pub(crate) enum Sandbox {
         #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
         command: Vec<String>,
     },
-    /// End sandboxes
+    /// Pause sandboxes: memory, processes and files are kept, and they use no CPU and no memory
+    Pause {
+        #[command(flatten)]
+        remote: Remote,
+        /// Their ids
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+    /// Let paused sandboxes run on from where they were
+    Resume {
+        #[command(flatten)]
+        remote: Remote,
+        /// Their ids
+        #[arg(required = true)]
+        ids: Vec<String>,
+        /// How long they may run from now on, in seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+        timeout: u64,
+    },
+    /// End sandboxes, also paused ones
     Kill {
         #[command(flatten)]
         remote: Remote,

@@ -41,9 +41,11 @@ pub(crate) fn sandbox(verb: cli::Sandbox) -> anyhow::Result<ExitCode> {
         cli::Sandbox::List { remote } => block_on(list(&remote)),
         cli::Sandbox::Info { remote, id } => block_on(info(&remote, &id)),
         cli::Sandbox::Kill { remote, ids } => block_on(kill(&remote, &ids)),
+        cli::Sandbox::Pause { remote, ids } => block_on(pause(&remote, &ids)),
+        cli::Sandbox::Resume { remote, ids, timeout } => block_on(resume(&remote, &ids, timeout)),
         cli::Sandbox::Exec { remote, id, user, cwd, command } => own_failure(block_on(async {
             let api = Api::new(&remote)?;
-            let sandbox = api.connect(&id).await?;
+            let sandbox = api.reach(&id).await?;
             warn_if_unsealed(&sandbox);
             let command = Command { words: command, user, cwd };
             finish(&exec::run(&api, &sandbox, command, remote.json).await?, remote.json)
@@ -109,6 +111,28 @@ async fn info(remote: &cli::Remote, id: &str) -> anyhow::Result<ExitCode> {
             Value::Null => {}
             value => writeln!(out, "{field:<20} {value}")?,
         }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn pause(remote: &cli::Remote, ids: &[String]) -> anyhow::Result<ExitCode> {
+    let api = Api::new(remote)?;
+    for id in ids {
+        api.pause(id).await?;
+    }
+    if remote.json {
+        print_json(&json!({ "paused": ids }))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn resume(remote: &cli::Remote, ids: &[String], timeout: u64) -> anyhow::Result<ExitCode> {
+    let api = Api::new(remote)?;
+    for id in ids {
+        api.resume(id, timeout).await?;
+    }
+    if remote.json {
+        print_json(&json!({ "resumed": ids }))?;
     }
     Ok(ExitCode::SUCCESS)
 }

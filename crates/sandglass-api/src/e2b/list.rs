@@ -12,13 +12,13 @@ use crate::query::{Query, metadata_filter};
 pub(crate) const MAX_PAGE: u32 = 100;
 
 fn states(query: &Query) -> Result<Vec<SandboxState>, ApiError> {
+    const RUNNING: [SandboxState; 2] = [SandboxState::Running, SandboxState::Pausing];
+    const PAUSED: [SandboxState; 2] = [SandboxState::Paused, SandboxState::Resuming];
     let mut states = Vec::new();
-    let mut named = false;
     for name in query.many("state") {
-        named = true;
         match name {
-            "running" if states.is_empty() => states.push(SandboxState::Running),
-            // There are none: no version before this one could pause.
+            "running" if !states.contains(&RUNNING[0]) => states.extend(RUNNING),
+            "paused" if !states.contains(&PAUSED[0]) => states.extend(PAUSED),
             "running" | "paused" => {}
             other => {
                 return Err(ApiError::invalid(format!(
@@ -28,7 +28,7 @@ fn states(query: &Query) -> Result<Vec<SandboxState>, ApiError> {
             }
         }
     }
-    Ok(if named { states } else { vec![SandboxState::Running] })
+    Ok(if states.is_empty() { [RUNNING, PAUSED].concat() } else { states })
 }
 
 fn started_after(query: &Query) -> Result<Option<Timestamp>, ApiError> {
@@ -82,16 +82,23 @@ mod tests {
     #[test]
     fn defaults() {
         let all = read("").unwrap();
-        assert_eq!(all.states, [SandboxState::Running]);
+        use SandboxState::{Paused, Pausing, Resuming, Running};
+        assert_eq!(all.states, [Running, Pausing, Paused, Resuming]);
         assert_eq!((all.limit, all.order), (100, Order::Descending));
         assert_eq!((all.after, all.template, all.created_from), (None, None, None));
     }
 
     #[test]
     fn states_joined_and_repeated() {
-        assert_eq!(read("state=running,paused").unwrap().states, [SandboxState::Running]);
-        assert_eq!(read("state=paused&state=running").unwrap().states, [SandboxState::Running]);
-        assert_eq!(read("state=paused").unwrap().states, []);
+        use SandboxState::{Paused, Pausing, Resuming, Running};
+        let all = [Running, Pausing, Paused, Resuming];
+        assert_eq!(read("state=running,paused").unwrap().states, all);
+        assert_eq!(
+            read("state=paused&state=running&state=paused").unwrap().states,
+            [Paused, Resuming, Running, Pausing]
+        );
+        assert_eq!(read("state=paused").unwrap().states, [Paused, Resuming]);
+        assert_eq!(read("state=running").unwrap().states, [Running, Pausing]);
         assert!(read("state=ended").is_err());
     }
 

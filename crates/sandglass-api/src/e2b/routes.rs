@@ -40,6 +40,9 @@ const DEFAULT_CONNECT: Seconds = Seconds(300);
 /// How long a refresh extends it if the client does not say, in seconds.
 const DEFAULT_REFRESH: Seconds = Seconds(15);
 
+/// How long a resumed sandbox lives if the client does not say, in seconds.
+const DEFAULT_RESUME: Seconds = Seconds(15);
+
 /// Longest extension of one refresh, in seconds.
 const MAX_REFRESH: i64 = 3600;
 
@@ -59,6 +62,8 @@ pub(crate) fn router() -> OpenApiRouter<ApiState> {
         .routes(routes!(set_timeout))
         .routes(routes!(set_network))
         .routes(routes!(refresh))
+        .routes(routes!(pause))
+        .routes(routes!(resume))
         .routes(routes!(connect_v2))
         .routes(routes!(connect_v1))
         .routes(routes!(health))
@@ -239,7 +244,7 @@ async fn list_v1(
     let query = Query::parse(query.as_deref())?;
     let mut filter = ListFilter {
         team: caller.0,
-        states: vec![SandboxState::Running],
+        states: vec![SandboxState::Running, SandboxState::Pausing],
         metadata: metadata_filter(query.one("metadata"))?,
         template: None,
         created_from: None,
@@ -268,7 +273,7 @@ async fn get_sandbox(
     caller: Caller,
     Named(id): Named,
 ) -> Result<axum::Json<SandboxDetail>, ApiError> {
-    let row = state.backend.sandbox(caller.0, &id).await?;
+    let row = state.backend.standing(caller.0, &id).await?;
     Ok(axum::Json(SandboxDetail::new(row, state.backend.domain())))
 }
 
@@ -426,14 +431,66 @@ async fn connect(
     team: TeamId,
     id: &SandboxId,
     timeout: Seconds,
-) -> Result<axum::Json<Sandbox>, ApiError> {
-    let row = state.backend.extend(team, id, positive_seconds(timeout)?).await?;
-    Ok(axum::Json(Sandbox::new(row, state.backend.domain())))
+) -> Result<(StatusCode, axum::Json<Sandbox>), ApiError> {
+    let (row, resumed) = state.backend.connect(team, id, positive_seconds(timeout)?).await?;
+    let status = if resumed { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, axum::Json(Sandbox::new(row, state.backend.domain()))))
+}
+
+/// The body of `POST /sandboxes/{id}/pause`.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+struct Pause {
+    /// Whether its memory is kept, which is so if absent. Without it is not built yet.
+    memory: Option<bool>,
+}
+
+#[utoipa::path(post, path = "/sandboxes/{id}/pause", tag = "e2b", params(("id" = String, Path)),
+    request_body = Pause, responses(
+    (status = 204, description = "It is paused: memory, processes and files are kept, and it uses no CPU and no memory"),
+    (status = "4XX", description = "Refused; it is as it was", body = ErrorBody),
+    (status = "5XX", description = "Failed; it is as it was", body = ErrorBody)))]
+async fn pause(
+    State(state): State<ApiState>,
+    caller: Caller,
+    Named(id): Named,
+    OptionalJson(body): OptionalJson<Pause>,
+) -> Result<StatusCode, ApiError> {
+    if body.memory == Some(false) {
+        let message = "pausing without memory is not supported by this version: leave 'memory' out";
+        return Err(ApiError::invalid(message));
+    }
+    state.backend.pause(caller.0, &id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The body of `POST /sandboxes/{id}/resume`.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+struct ResumeSandbox {
+    /// Seconds from now; 15 if absent.
+    #[schema(value_type = Option<i64>)]
+    timeout: Option<Seconds>,
+}
+
+#[utoipa::path(post, path = "/sandboxes/{id}/resume", tag = "e2b", params(("id" = String, Path)),
+    request_body = ResumeSandbox, responses(
+    (status = 201, description = "It runs again, from where it was", body = Sandbox),
+    (status = "4XX", description = "Refused; it is as it was", body = ErrorBody),
+    (status = "5XX", description = "Failed; it is paused as before", body = ErrorBody)))]
+async fn resume(
+    State(state): State<ApiState>,
+    caller: Caller,
+    Named(id): Named,
+    OptionalJson(body): OptionalJson<ResumeSandbox>,
+) -> Result<(StatusCode, axum::Json<Sandbox>), ApiError> {
+    let timeout = positive_seconds(body.timeout.unwrap_or(DEFAULT_RESUME))?;
+    let row = state.backend.resume(caller.0, &id, timeout).await?;
+    Ok((StatusCode::CREATED, axum::Json(Sandbox::new(row, state.backend.domain()))))
 }
 
 #[utoipa::path(post, path = "/v2/sandboxes/{id}/connect", tag = "e2b", params(("id" = String, Path)),
     request_body = Connect, responses(
     (status = 200, description = "It runs; its end is never brought forward", body = Sandbox),
+    (status = 201, description = "It was paused, and runs again", body = Sandbox),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn connect_v2(
@@ -441,13 +498,14 @@ async fn connect_v2(
     caller: Caller,
     Named(id): Named,
     OptionalJson(body): OptionalJson<Connect>,
-) -> Result<axum::Json<Sandbox>, ApiError> {
+) -> Result<(StatusCode, axum::Json<Sandbox>), ApiError> {
     connect(state, caller.0, &id, body.timeout.unwrap_or(DEFAULT_CONNECT)).await
 }
 
 #[utoipa::path(post, path = "/sandboxes/{id}/connect", tag = "e2b", params(("id" = String, Path)),
     request_body = Connect, responses(
     (status = 200, description = "It runs; its end is never brought forward", body = Sandbox),
+    (status = 201, description = "It was paused, and runs again", body = Sandbox),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn connect_v1(
@@ -455,7 +513,7 @@ async fn connect_v1(
     caller: Caller,
     Named(id): Named,
     Json(body): Json<Connect>,
-) -> Result<axum::Json<Sandbox>, ApiError> {
+) -> Result<(StatusCode, axum::Json<Sandbox>), ApiError> {
     let timeout = body.timeout.ok_or_else(|| ApiError::invalid("timeout is missing"))?;
     connect(state, caller.0, &id, timeout).await
 }

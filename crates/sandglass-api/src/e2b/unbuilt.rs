@@ -14,8 +14,6 @@ pub(crate) const ENDPOINTS: &[(&str, &str, &str)] = &[
     ("GET", "/sandboxes/{id}/metrics", "metrics"),
     ("GET", "/sandboxes/{id}/logs", "logs"),
     ("GET", "/v2/sandboxes/{id}/logs", "logs"),
-    ("POST", "/sandboxes/{id}/pause", "pausing"),
-    ("POST", "/sandboxes/{id}/resume", "resuming"),
     ("POST", "/sandboxes/{id}/snapshots", "snapshots"),
     ("GET", "/snapshots", "snapshots"),
     ("POST", "/sandboxes/{id}/fork", "forking"),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sandglass_egress::policy::lists_of;
 use sandglass_store::SandboxRow;
-use sandglass_types::{SandboxId, Timestamp};
+use sandglass_types::{SandboxId, SandboxState, Timestamp};
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
@@ -80,7 +80,7 @@ pub(crate) struct ListedSandbox {
     memory_mb: u32,
     #[serde(rename = "diskSizeMB")]
     disk_size_mb: u32,
-    /// Always `running`: what is being made or ended is not shown.
+    /// `running` or `paused`: what is being made or ended is not shown, and what is between the two is what it was.
     state: &'static str,
     envd_version: &'static str,
     alias: String,
@@ -99,7 +99,10 @@ impl From<SandboxRow> for ListedSandbox {
             cpu_count: row.limits.cpus(),
             memory_mb: row.limits.memory_mib(),
             disk_size_mb: row.limits.disk_mib(),
-            state: "running",
+            state: match row.state {
+                SandboxState::Paused | SandboxState::Resuming => "paused",
+                _ => "running",
+            },
             envd_version: ENVD_VERSION,
             metadata: row.metadata,
         }

@@ -161,3 +161,24 @@ async fn a_request_that_is_sent_again_makes_nothing_more() {
     world.nothing_left().await;
     server.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_its_engine_can_not_pause_runs_on() {
+    let world = World::new();
+    let server = world.start().await.unwrap();
+    let id = server.create().await;
+    for _ in 0..2 {
+        let error = server.control.pause(server.team, &id).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        assert_eq!(server.in_state(SandboxState::Running).await, std::slice::from_ref(&id));
+    }
+    let error = server.control.resume(server.team, &id, HOUR).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error:?}");
+    let (row, resumed) = server.control.connect(server.team, &id, HOUR).await.unwrap();
+    assert_eq!((row.id, resumed), (id.clone(), false));
+    server.kill(&id).await;
+    let error = server.control.pause(server.team, &id).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error:?}");
+    world.nothing_left().await;
+    server.stop().await;
+}

@@ -115,6 +115,14 @@ impl Engine for Troubled {
         self.engine.restore(spec, image)
     }
 
+    fn images(&self) -> Result<Vec<SandboxId>, EngineError> {
+        self.engine.images()
+    }
+
+    fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        self.engine.remove_image(image)
+    }
+
     fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {
         self.trouble.meet("set_deadline")?;
         self.engine.set_deadline(id, deadline)

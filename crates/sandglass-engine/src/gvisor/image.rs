@@ -125,12 +125,29 @@ impl Unfinished {
         &self.image
     }
 
-    /// Gives it its name, which must be free.
+    /// Gives it its name, which must be free. Who finds it by its name finds it whole, also after a loss of power.
     pub(super) fn finish(self, target: &Path) -> io::Result<()> {
+        sync(&self.image.0)?;
         // A rename would replace an empty folder; images are never empty, so this fails when one is there.
         fs_err::rename(&self.image.0, target)?;
+        if let Some(parent) = target.parent() {
+            fs_err::File::open(parent)?.sync_all()?;
+        }
         self.folder.close()
     }
+}
+
+/// Writes a folder and what is in it to the disk itself.
+fn sync(folder: &Path) -> io::Result<()> {
+    for entry in fs_err::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            sync(&entry.path())?;
+        } else {
+            fs_err::File::open(entry.path())?.sync_all()?;
+        }
+    }
+    fs_err::File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]

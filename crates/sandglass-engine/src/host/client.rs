@@ -207,6 +207,25 @@ impl Host {
         self.do_it(Verb::Restore { spec, image: image.clone() }).await
     }
 
+    /// All images.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn images(&self) -> Result<Vec<SandboxId>, HostError> {
+        match self.ask(Verb::Images).await? {
+            (Answer::Images(all), _) => Ok(all),
+            _ => Err(HostError::Confused),
+        }
+    }
+
+    /// Removes an image; `Ok` if there is none.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn remove_image(&self, image: &SandboxId) -> Result<(), HostError> {
+        self.do_it(Verb::RemoveImage(image.clone())).await
+    }
+
     /// Keeps another deadline for a sandbox, or none.
     ///
     /// # Errors

@@ -46,6 +46,10 @@ pub enum Verb {
         /// The image to bring back.
         image: SandboxId,
     },
+    /// [`crate::Engine::images`].
+    Images,
+    /// [`crate::Engine::remove_image`].
+    RemoveImage(SandboxId),
     /// [`crate::Engine::set_deadline`].
     SetDeadline {
         /// Whose.
@@ -91,6 +95,8 @@ impl Verb {
             Self::Resume(_) => "resume",
             Self::Checkpoint { .. } => "checkpoint",
             Self::Restore { .. } => "restore",
+            Self::Images => "images",
+            Self::RemoveImage(_) => "remove_image",
             Self::SetDeadline { .. } => "set_deadline",
             Self::Destroy(_) => "destroy",
             Self::Stats(_) => "stats",
@@ -124,6 +130,8 @@ pub enum Answer {
     Stats(Stats),
     /// To [`Verb::List`].
     List(Vec<(SandboxId, Presence)>),
+    /// To [`Verb::Images`].
+    Images(Vec<SandboxId>),
     /// To [`Verb::Wait`].
     Exit(Exit),
     /// It is not done.

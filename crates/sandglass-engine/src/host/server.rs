@@ -108,6 +108,8 @@ fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
         Verb::Resume(id) => engine.resume(&id).map(done),
         Verb::Checkpoint { id, image } => engine.checkpoint(&id, &image).map(done),
         Verb::Restore { spec, image } => engine.restore(&spec, &image).map(done),
+        Verb::Images => engine.images().map(|all| (Answer::Images(all), Vec::new())),
+        Verb::RemoveImage(image) => engine.remove_image(&image).map(done),
         Verb::SetDeadline { id, deadline } => engine.set_deadline(&id, deadline).map(done),
         Verb::Destroy(id) => engine.destroy(&id).map(done),
         Verb::Stats(id) => engine.stats(&id).map(|stats| (Answer::Stats(stats), Vec::new())),

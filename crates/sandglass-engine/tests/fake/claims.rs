@@ -86,6 +86,14 @@ impl Engine for Liar {
         self.inner.restore(spec, image)
     }
 
+    fn images(&self) -> Result<Vec<SandboxId>, EngineError> {
+        self.inner.images()
+    }
+
+    fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        self.inner.remove_image(image)
+    }
+
     fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {
         self.inner.set_deadline(id, deadline)
     }

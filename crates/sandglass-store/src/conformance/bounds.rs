@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use sandglass_types::budget::{Amount, Excess, Resource};
 use sandglass_types::limits::Unchecked;
-use sandglass_types::{EndReason, Limits, NodeId, SandboxState as S, TeamId};
+use sandglass_types::{EndReason, Limits, NodeId, SandboxId, SandboxState as S, TeamId};
 use tokio::task::JoinSet;
 
 use super::{at, digest, end, insert, run, sandbox_of, step, team};
-use crate::{Created, NewSandbox, Store};
+use crate::{Created, NewSandbox, Resume, Resumed, Store};
 
 fn bounded(team: TeamId, quota: Amount) -> NewSandbox {
     NewSandbox { quota, ..sandbox_of(team, 0) }
@@ -102,4 +102,43 @@ pub async fn a_repeated_request_is_answered_at_the_bound_too(store: Arc<dyn Stor
     run(&*store, &first).await;
     assert_eq!(store.insert_sandbox(&new()).await.unwrap(), Created::Replay(first.clone()));
     end(&*store, &first, S::Running, EndReason::Killed).await;
+}
+
+/// A paused sandbox holds its disk and nothing else; it runs again in its next generation, if there is room for it.
+pub async fn a_paused_sandbox_runs_again_where_there_is_room(store: Arc<dyn Store>) {
+    let team = team(&*store).await;
+    let node = NodeId::random();
+    let new = || NewSandbox { node, ..bounded(team, sandboxes(1)) };
+    let first = insert(&*store, &new()).await;
+    let resume = |quota, capacity| Resume { at: at(9), end_at: at(90), max_end_at: at(80), quota, capacity };
+    let again = async |quota, capacity| store.resume(&first, &resume(quota, capacity)).await.unwrap();
+    run(&*store, &first).await;
+    assert_eq!(again(sandboxes(1), sandboxes(1)).await, Resumed::NotPaused);
+    for (from, to) in [(S::Running, S::Pausing), (S::Pausing, S::Paused)] {
+        assert!(store.transition(&first, &step(from, to, 1)).await.unwrap());
+    }
+    let moved = store.set_end(&first, at(50), false, at(2)).await.unwrap();
+    assert_eq!(moved, None, "nothing ends it while it is paused");
+    let disk = Amount { disk_mib: 4096, ..Amount::UNBOUNDED };
+    let full = store.insert_sandbox(&NewSandbox { capacity: disk, ..new() }).await.unwrap();
+    let excess = Excess { resource: Resource::Disk, budget: 4096, in_use: 4096, asked: 4096 };
+    assert_eq!(full, Created::OverCapacity { excess, soon: false }, "its disk is held");
+    let second = insert(&*store, &NewSandbox { capacity: sandboxes(1), ..new() }).await;
+    let excess = Excess { resource: Resource::Sandboxes, budget: 1, in_use: 1, asked: 1 };
+    assert_eq!(again(sandboxes(1), sandboxes(2)).await, Resumed::OverQuota(excess));
+    let outcome = again(sandboxes(2), sandboxes(1)).await;
+    assert_eq!(outcome, Resumed::OverCapacity { excess, soon: false });
+    run(&*store, &second).await;
+    store.transition(&second, &step(S::Running, S::Ending, 1)).await.unwrap();
+    let outcome = again(sandboxes(1), sandboxes(1)).await;
+    assert_eq!(outcome, Resumed::OverCapacity { excess, soon: true });
+    // The disk is its own already.
+    assert_eq!(again(sandboxes(1), Amount { disk_mib: 0, ..Amount::UNBOUNDED }).await, Resumed::Begun);
+    let row = store.sandbox(&first).await.unwrap().unwrap();
+    assert_eq!((row.state, row.generation.0), (S::Resuming, 2));
+    assert_eq!((row.end_at, row.max_end_at), (at(80), at(80)));
+    let last = store.events(&first).await.unwrap().pop().unwrap();
+    assert_eq!((last.seq, last.at, last.state), (5, at(9), S::Resuming));
+    assert_eq!(again(sandboxes(1), sandboxes(1)).await, Resumed::NotPaused);
+    assert_eq!(store.resume(&SandboxId::random(), &resume(disk, disk)).await.unwrap(), Resumed::NotPaused);
 }

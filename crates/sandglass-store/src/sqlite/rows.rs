@@ -40,6 +40,9 @@ pub(super) const fn state_text(state: SandboxState) -> &'static str {
     match state {
         SandboxState::Creating => "creating",
         SandboxState::Running => "running",
+        SandboxState::Pausing => "pausing",
+        SandboxState::Paused => "paused",
+        SandboxState::Resuming => "resuming",
         SandboxState::Ending => "ending",
         SandboxState::Ended => "ended",
     }
@@ -50,6 +53,9 @@ pub(super) fn parse_state(what: &'static str, text: &str) -> Result<SandboxState
     Ok(match text {
         "creating" => SandboxState::Creating,
         "running" => SandboxState::Running,
+        "pausing" => SandboxState::Pausing,
+        "paused" => SandboxState::Paused,
+        "resuming" => SandboxState::Resuming,
         "ending" => SandboxState::Ending,
         "ended" => SandboxState::Ended,
         _ => return Err(corrupt(what, format_args!("state {text:?}"))),

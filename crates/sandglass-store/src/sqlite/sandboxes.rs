@@ -1,13 +1,16 @@
 //! One sandbox: its row, its moves and its history.
 
 use sandglass_egress::policy::{Policy, RequestHost};
-use sandglass_types::budget::{Amount, admit};
-use sandglass_types::{Digest, SandboxId, SandboxState, TeamId, Timestamp};
+use sandglass_types::budget::{Amount, Excess, admit};
+use sandglass_types::{Digest, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
 use sqlx::{Row as _, SqliteConnection};
 
 use super::rows::{self, map_text, policy_text, reason_text, sandbox_columns, state_text};
 use super::{SqliteStore, database, exists_or_database, teams};
-use crate::{Created, Event, IdempotencyKey, MAX_DETAIL, NewSandbox, SandboxRow, StoreError, Transition};
+use crate::{
+    Created, Event, IdempotencyKey, MAX_DETAIL, NewSandbox, Resume, Resumed, SandboxRow, StoreError,
+    Transition,
+};
 
 /// The query for [`promised`].
 macro_rules! promised_to {
@@ -29,8 +32,17 @@ impl SqliteStore {
         {
             return Ok(earlier);
         }
-        if let Some(refusal) = refused(&mut change, new).await? {
-            return Ok(refusal);
+        let all = Amount::of(&new.limits);
+        let asked = Asked {
+            team: new.team,
+            node: new.node,
+            of_team: all,
+            of_machine: all,
+            quota: new.quota,
+            capacity: new.capacity,
+        };
+        if let Some(refusal) = refused(&mut change, &asked).await? {
+            return Ok(refusal.into());
         }
         insert_row(&mut change, new).await?;
         for (key, value) in &new.metadata {
@@ -99,6 +111,55 @@ impl SqliteStore {
         insert_event(&mut transaction, id, &event).await?;
         transaction.commit().await.map_err(database)?;
         Ok(true)
+    }
+
+    pub(super) async fn begin_resume(&self, id: &SandboxId, resume: &Resume) -> Result<Resumed, StoreError> {
+        let mut change = self.write().await?;
+        let found = sqlx::query(concat!(
+            "SELECT ",
+            sandbox_columns!(),
+            " FROM sandboxes WHERE id = ?1 AND state = 'paused'"
+        ))
+        .bind(id.as_str())
+        .fetch_optional(&mut *change)
+        .await
+        .map_err(database)?;
+        let Some(row) = found.as_ref().map(rows::sandbox).transpose()? else { return Ok(Resumed::NotPaused) };
+        let all = Amount::of(&row.limits);
+        // The machine holds its disk already.
+        let asked = Asked {
+            team: row.team,
+            node: row.node,
+            of_team: all,
+            of_machine: Amount { disk_mib: 0, ..all },
+            quota: resume.quota,
+            capacity: resume.capacity,
+        };
+        match refused(&mut change, &asked).await? {
+            Some(Refusal::Quota(excess)) => return Ok(Resumed::OverQuota(excess)),
+            Some(Refusal::Capacity { excess, soon }) => return Ok(Resumed::OverCapacity { excess, soon }),
+            None => {}
+        }
+        let seq: i64 = sqlx::query_scalar(
+            "UPDATE sandboxes SET state = 'resuming', generation = generation + 1, end_at = ?1, max_end_at = ?2, \
+             events = events + 1 WHERE id = ?3 RETURNING events",
+        )
+        .bind(resume.end_at.min(resume.max_end_at).as_millis())
+        .bind(resume.max_end_at.as_millis())
+        .bind(id.as_str())
+        .fetch_one(&mut *change)
+        .await
+        .map_err(database)?;
+        let event = Event {
+            seq: u32::try_from(seq).map_err(|error| rows::corrupt("sandbox", error))?,
+            at: resume.at,
+            state: SandboxState::Resuming,
+            end_reason: None,
+            detail: "wanted again".into(),
+        };
+        insert_event(&mut change, id, &event).await?;
+        change.commit().await.map_err(database)?;
+        Ok(Resumed::Begun)
     }
 
     pub(super) async fn move_end(
@@ -171,20 +232,44 @@ impl SqliteStore {
     }
 }
 
-/// Why there must not be one more sandbox, if that is so.
-async fn refused(connection: &mut SqliteConnection, new: &NewSandbox) -> Result<Option<Created>, StoreError> {
-    let asked = Amount::of(&new.limits);
-    let of_team = promised(connection, promised_to!("team"), &new.team.to_string()).await?;
-    let in_use = total(&of_team, Amount::of_team);
-    if let Err(excess) = admit(&new.quota, &in_use, &asked) {
-        return Ok(Some(Created::OverQuota(excess)));
+/// What a sandbox needs to run, and of whom.
+struct Asked {
+    team: TeamId,
+    node: NodeId,
+    of_team: Amount,
+    of_machine: Amount,
+    quota: Amount,
+    capacity: Amount,
+}
+
+/// Why one more sandbox must not run.
+enum Refusal {
+    Quota(Excess),
+    Capacity { excess: Excess, soon: bool },
+}
+
+impl From<Refusal> for Created {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Quota(excess) => Self::OverQuota(excess),
+            Refusal::Capacity { excess, soon } => Self::OverCapacity { excess, soon },
+        }
     }
-    let on_node = promised(connection, promised_to!("node"), &new.node.to_string()).await?;
+}
+
+/// Why one more sandbox must not run, if that is so.
+async fn refused(connection: &mut SqliteConnection, asked: &Asked) -> Result<Option<Refusal>, StoreError> {
+    let of_team = promised(connection, promised_to!("team"), &asked.team.to_string()).await?;
+    let in_use = total(&of_team, Amount::of_team);
+    if let Err(excess) = admit(&asked.quota, &in_use, &asked.of_team) {
+        return Ok(Some(Refusal::Quota(excess)));
+    }
+    let on_node = promised(connection, promised_to!("node"), &asked.node.to_string()).await?;
     let in_use = total(&on_node, Amount::of_machine);
-    if let Err(excess) = admit(&new.capacity, &in_use, &asked) {
+    if let Err(excess) = admit(&asked.capacity, &in_use, &asked.of_machine) {
         let staying = on_node.iter().filter(|(state, _)| *state != SandboxState::Ending);
-        let soon = admit(&new.capacity, &total(staying, Amount::of_machine), &asked).is_ok();
-        return Ok(Some(Created::OverCapacity { excess, soon }));
+        let soon = admit(&asked.capacity, &total(staying, Amount::of_machine), &asked.of_machine).is_ok();
+        return Ok(Some(Refusal::Capacity { excess, soon }));
     }
     Ok(None)
 }

@@ -68,11 +68,22 @@ impl Api {
         Reach::read(&answer.body, answer.unsealed)
     }
 
-    pub(crate) async fn connect(&self, id: &str) -> anyhow::Result<Reach> {
-        // A timeout never shortens here, so the smallest one just asks for the token.
-        let body = json!({ "timeout": 1 });
-        let answer = self.call(Method::POST, &format!("/v2/sandboxes/{id}/connect"), Some(&body)).await?;
+    /// How to reach a sandbox that runs.
+    pub(crate) async fn reach(&self, id: &str) -> anyhow::Result<Reach> {
+        let answer = self.call(Method::GET, &format!("/sandboxes/{id}"), None).await?;
+        if answer.body["state"] == "paused" {
+            bail!("the sandbox is paused; let it run with `sandglass sandbox resume {id}`");
+        }
         Reach::read(&answer.body, answer.unsealed)
+    }
+
+    pub(crate) async fn pause(&self, id: &str) -> anyhow::Result<()> {
+        self.call(Method::POST, &format!("/sandboxes/{id}/pause"), None).await.map(|_| ())
+    }
+
+    pub(crate) async fn resume(&self, id: &str, timeout: u64) -> anyhow::Result<()> {
+        let body = json!({ "timeout": timeout });
+        self.call(Method::POST, &format!("/sandboxes/{id}/resume"), Some(&body)).await.map(|_| ())
     }
 
     pub(crate) async fn info(&self, id: &str) -> anyhow::Result<Value> {

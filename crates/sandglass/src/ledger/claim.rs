@@ -52,7 +52,8 @@ impl Scope {
         let (folder, name) = (parts.next(), parts.next());
         folder?;
         Some(match (folder, name) {
-            (Some(b"sandboxes" | b"slots"), Some(name)) => sandbox_named(without_suffix(name)),
+            // A paused sandbox has an image of its own name.
+            (Some(b"sandboxes" | b"slots" | b"images"), Some(name)) => sandbox_named(without_suffix(name)),
             (Some(b"runsc"), Some(name)) => sandbox_within(name),
             (Some(b"sandboxes" | b"runsc" | b"ns" | b"slots" | b"images"), None) => Claim::Instance,
             (Some(b"ns"), Some(name)) => self.of_pin(without_suffix(name)),

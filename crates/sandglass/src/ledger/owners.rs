@@ -75,7 +75,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<Owner>> {
     runtime.block_on(async {
         let store = SqliteStore::open_read_only(path).await?;
         let node = store.node().await?;
-        let states = [SandboxState::Creating, SandboxState::Running, SandboxState::Ending];
+        let states = SandboxState::NOT_ENDED;
         let rows = store.on_node(node, &states).await?;
         store.close().await;
         Ok(rows.into_iter().map(|row| Owner { id: row.id, state: row.state }).collect())

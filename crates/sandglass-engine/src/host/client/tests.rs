@@ -58,6 +58,14 @@ impl Engine for ListEngine {
         self.create(spec)
     }
 
+    fn images(&self) -> Result<Vec<SandboxId>, EngineError> {
+        Ok(Vec::new())
+    }
+
+    fn remove_image(&self, _: &SandboxId) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     fn set_deadline(&self, id: &SandboxId, _: Option<Deadline>) -> Result<(), EngineError> {
         self.require(id)
     }

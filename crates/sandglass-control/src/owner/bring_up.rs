@@ -1,0 +1,127 @@
+//! Bringing a sandbox to where it can be reached: a new one, one that was found, and one from its image.
+
+use std::sync::Arc;
+
+use sandglass_egress::enforcer::Enforcer;
+use sandglass_engine::deadline::Deadline;
+use sandglass_engine::host::{Host, HostError, RefusalKind};
+use sandglass_engine::{Exit, SandboxSpec};
+use sandglass_store::SandboxRow;
+use sandglass_types::error::Chain;
+use sandglass_types::{Error, ErrorKind, SandboxId, Timestamp};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::Pauses;
+use crate::agent;
+use crate::live::Live;
+use crate::shared::Shared;
+
+/// Where a sandbox that comes up is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// It is to be made.
+    New,
+    /// An earlier server made it, and it runs.
+    Found,
+    /// It is to be made from its image, which has its id.
+    Image,
+}
+
+/// What the host is told of the end `at` by the wall clock, which is at `ends` by the steady one.
+pub(super) fn deadline(at: Timestamp, ends: Instant) -> Deadline {
+    let after = ends.saturating_duration_since(Instant::now());
+    Deadline { at, after_millis: u64::try_from(after.as_millis()).unwrap_or(u64::MAX) }
+}
+
+fn spec(row: &SandboxRow, deadline: Option<Deadline>) -> SandboxSpec {
+    SandboxSpec { id: row.id.clone(), rootfs: row.rootfs, limits: row.limits, deadline }
+}
+
+/// Waits for the end of its processes. An engine that can't say whether they have ended has not said that they have.
+pub(super) async fn exit_of(host: &Host, id: &SandboxId) -> Result<Exit, HostError> {
+    let mut pauses = Pauses::new();
+    loop {
+        let error = match host.wait(id).await {
+            Err(error) if error.refusal().is_some_and(|kind| kind != RefusalKind::NotFound) => error,
+            outcome => return outcome,
+        };
+        tracing::warn!(sandbox = %id, error = %Chain(&error), "its processes can't be waited for");
+        sleep(pauses.next()).await;
+    }
+}
+
+/// Brings a sandbox to where it can be reached. Stops between two steps once its end has begun.
+pub(super) async fn bring_up(
+    shared: Arc<Shared>,
+    row: SandboxRow,
+    ends: Instant,
+    enforcer: Option<Arc<Enforcer>>,
+    gone: CancellationToken,
+    tasks: TaskTracker,
+    origin: Origin,
+) -> Result<Arc<Live>, Error> {
+    let (host, id) = (&shared.host, &row.id);
+    let deadline = Some(deadline(row.end_at, ends));
+    match origin {
+        Origin::New => {
+            sandglass_failpoint::hit_async("control.create.host").await.map_err(crate::injected)?;
+            host.create(spec(&row, deadline)).await?;
+        }
+        Origin::Image => {
+            sandglass_failpoint::hit_async("control.resume.host").await.map_err(crate::injected)?;
+            host.restore(spec(&row, deadline), id).await?;
+        }
+        // What the last server could not say any more, or said by a clock that was set since. Not worth a sandbox.
+        Origin::Found => {
+            if let Err(error) = host.set_deadline(id, deadline).await {
+                tracing::error!(sandbox = %id, error = %Chain(&error), "its deadline can't be kept");
+            }
+        }
+    }
+    sandglass_failpoint::hit_async("control.create.guard").await.map_err(crate::injected)?;
+    // Before anything runs in a new one. A found one lost its listeners with their server, and a restored one runs
+    // already: its packets are reset until they are there.
+    if let Some(enforcer) = enforcer {
+        let egress = &shared.config.egress;
+        agent::guard_airlock(host, id, &enforcer, egress, &gone, &tasks).await?;
+    }
+    if origin == Origin::New && !gone.is_cancelled() {
+        sandglass_failpoint::hit_async("control.create.start").await.map_err(crate::injected)?;
+        host.start(id).await?;
+    }
+    let ready = async {
+        sandglass_failpoint::hit_async("control.create.attach").await.map_err(crate::injected)?;
+        let session = agent::attach(host, id, &gone, &tasks).await?;
+        let configure = async || {
+            sandglass_failpoint::hit_async("control.create.configure").await.map_err(crate::injected)?;
+            agent::configure(&session, &row, shared.template(&row.template)?).await
+        };
+        // A new one is still starting, and finds there at once what it shall be.
+        if origin == Origin::New {
+            configure().await?;
+        }
+        let generation = agent::greet(&session, id).await?;
+        if generation != row.generation.0 {
+            if origin != Origin::New {
+                configure().await?;
+            }
+            agent::configured(&session, &row).await?;
+        }
+        // It said nothing more before its image was made, and knows nothing of the time in between.
+        if origin == Origin::Image {
+            agent::thaw(&session).await?;
+        }
+        let (airlock, connections) = (shared.airlocks().cloned(), Arc::clone(&shared.connections));
+        Ok(Arc::new(Live::new(&row, session, airlock, gone.clone(), connections)))
+    };
+    tokio::select! {
+        outcome = ready => outcome,
+        exit = exit_of(host, id) => {
+            let why = format!("its processes are gone: {:?}", exit?);
+            Err(Error::internal("the sandbox ended as soon as it was started", why))
+        }
+        () = gone.cancelled() => Err(Error::new(ErrorKind::Conflict, "the sandbox was ended")),
+    }
+}

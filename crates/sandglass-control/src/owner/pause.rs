@@ -1,0 +1,185 @@
+//! Writing a sandbox to an image and letting nothing else of it be, and the way back.
+//!
+//! A sandbox that is paused has one image, which has its id. It is removed when the sandbox runs again, for it goes on
+//! from there. Whatever fails on the way to an image leaves the sandbox running, and on the way back, paused: neither its
+//! memory nor its files are given up before the other is complete.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sandglass_engine::engine::Feature;
+use sandglass_engine::host::{HostError, RefusalKind};
+use sandglass_store::{Resume, Resumed};
+use sandglass_types::error::Chain;
+use sandglass_types::{Error, ErrorKind, SandboxState};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+use tokio_util::task::TaskTracker;
+use tracing::{Instrument as _, Span};
+
+use super::{Owner, Pauses, Request};
+use crate::admission;
+use crate::control::{REMOVAL_CHECK, REMOVAL_PATIENCE};
+use crate::lifecycle::Event;
+use crate::live::Live;
+
+/// Whom a resume is for.
+type Asker = (Span, oneshot::Sender<Result<(), Error>>);
+
+impl Owner<'_> {
+    /// Pauses it, or says why not; then it runs on.
+    pub(super) async fn pause(&mut self, live: &Arc<Live>) -> Result<(), Error> {
+        if self.shared.engine.refuses(Feature::Checkpoint) {
+            let message = format!("the engine '{}' can't pause sandboxes", self.shared.engine.name);
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        let unstored = || Error::new(ErrorKind::Internal, "the sandbox could not be stored as paused");
+        if !self.settle(Event::Pause, "a client asked for it").await {
+            return Err(unstored());
+        }
+        // Who comes now finds it paused; who is there already waits, and goes on if it can't be.
+        self.shared.live.remove(&self.row.id);
+        let error = match self.write_image(live).await {
+            Ok(()) if self.settle(Event::Imaged, "its image is complete").await => return Ok(()),
+            Ok(()) => unstored(),
+            Err(error) => error,
+        };
+        self.run_on(&format!("it could not be paused: {}", Chain(&error))).await;
+        if let Err(error) = live.thaw().await {
+            tracing::warn!(sandbox = %self.row.id, error = %Chain(&error), "its agent does not speak again yet");
+        }
+        self.shared.live.insert(Arc::clone(live));
+        Err(error)
+    }
+
+    async fn write_image(&self, live: &Live) -> Result<(), Error> {
+        let (host, id) = (&self.shared.host, &self.row.id);
+        sandglass_failpoint::hit_async("control.pause.freeze").await.map_err(crate::injected)?;
+        live.freeze().await?;
+        // Of an earlier pause; it may be there if a server died right after it had resumed the sandbox.
+        host.remove_image(id).await?;
+        sandglass_failpoint::hit_async("control.pause.host").await.map_err(crate::injected)?;
+        host.pause(id).await?;
+        sandglass_failpoint::hit_async("control.pause.image").await.map_err(crate::injected)?;
+        host.checkpoint(id, id).await.map_err(|error| match error.refusal() {
+            Some(RefusalKind::Failed) => {
+                let message = "the sandbox can't be paused as it is, and runs on: its engine refused, mostly because a \
+                               program has a file open that was deleted";
+                Error::new(ErrorKind::Conflict, message).because(error)
+            }
+            _ => Error::from(error),
+        })
+    }
+
+    /// Lets a sandbox run on that was to be paused. Where that can't be done, or can't be stored, it stays `Pausing`, and who
+    /// waits for its end tries again.
+    pub(super) async fn run_on(&mut self, why: &str) {
+        let (host, id) = (self.shared.host.clone(), self.row.id.clone());
+        // First, so that it is never taken for whole.
+        self.remove_image().await;
+        match host.resume(&id).await {
+            Ok(()) => {}
+            // It was not paused yet, or is gone: who waits for its end finds that.
+            Err(HostError::Refused { kind: RefusalKind::WrongState | RefusalKind::NotFound, .. }) => {}
+            Err(error) => {
+                tracing::error!(sandbox = %id, error = %Chain(&error), "it could not be made to run on");
+                return;
+            }
+        }
+        self.settle(Event::Failed, why).await;
+    }
+
+    /// Keeps it paused until somebody wants it to run, and says who; or until somebody ends it.
+    pub(super) async fn rest(&mut self) -> Option<Asker> {
+        self.end_tasks().await;
+        self.gone = self.shared.stop.child_token();
+        self.tasks = TaskTracker::new();
+        let (mut removed, mut pauses) = (false, Pauses::new());
+        loop {
+            if self.row.state == SandboxState::Resuming {
+                self.settle(Event::Missing, "it could not be resumed, and is as it was").await;
+            }
+            removed = removed || self.destroy().await;
+            let at_rest = removed && self.row.state == SandboxState::Paused;
+            let asked = tokio::select! {
+                asked = self.requests.recv() => asked,
+                () = sleep(pauses.next()), if !at_rest => continue,
+            };
+            let Some((span, request)) = asked else {
+                // Every handle is gone, so this server stops.
+                return std::future::pending().await;
+            };
+            match request {
+                Request::Kill(reply) => {
+                    let why = "a client asked for it";
+                    if self.settle(Event::Kill, why).instrument(span).await {
+                        let _gone = reply.send(Ok(()));
+                    } else {
+                        self.remove_and_settle(Event::Kill, why, Some(reply)).await;
+                    }
+                    return None;
+                }
+                Request::Resume { timeout, reply } => {
+                    match self.begin_resume(timeout, at_rest).instrument(span.clone()).await {
+                        Ok(()) => return Some((span, reply)),
+                        Err(error) => drop(reply.send(Err(error))),
+                    }
+                }
+                Request::Pause(reply) => {
+                    drop(reply.send(Err(Error::new(ErrorKind::Conflict, "the sandbox is already paused"))));
+                }
+                Request::SetEnd { reply, .. } => drop(reply.send(Err(crate::not_found(&self.row.id)))),
+                Request::SetPolicy { reply, .. } => drop(reply.send(Err(crate::not_found(&self.row.id)))),
+            }
+        }
+    }
+
+    /// Removes what is left of it on the machine, its image apart. `true` once nothing is.
+    async fn destroy(&self) -> bool {
+        let destroyed = self.shared.host.destroy(&self.row.id).await;
+        if let Err(error) = &destroyed {
+            tracing::error!(sandbox = %self.row.id, error = %Chain(error), "what it was made of is still there");
+        }
+        destroyed.is_ok()
+    }
+
+    /// Stores that it shall run again, if there is room for it.
+    async fn begin_resume(&mut self, timeout: Duration, at_rest: bool) -> Result<(), Error> {
+        if !at_rest {
+            let message = "what the sandbox was before its pause is still being removed: try again";
+            return Err(Error::new(ErrorKind::Capacity, message));
+        }
+        let config = &self.shared.config;
+        if self.shared.connections.available_permits() == 0 {
+            return Err(admission::no_connection(config.budgets.connections));
+        }
+        let now = self.shared.clock.now();
+        let resume = Resume {
+            at: now,
+            end_at: now.plus(timeout),
+            max_end_at: now.plus(config.max_lifetime),
+            quota: config.budgets.quota,
+            capacity: config.budgets.capacity,
+        };
+        sandglass_failpoint::hit_async("control.resume.store").await.map_err(crate::injected)?;
+        let deadline = Instant::now() + REMOVAL_PATIENCE;
+        loop {
+            match self.shared.store.resume(&self.row.id, &resume).await.map_err(crate::stored)? {
+                Resumed::Begun => break,
+                Resumed::NotPaused => {
+                    return Err(Error::new(ErrorKind::Conflict, "the sandbox is not paused: try again"));
+                }
+                Resumed::OverQuota(excess) => return Err(admission::over_quota(excess)),
+                Resumed::OverCapacity { soon: true, .. } if Instant::now() < deadline => {
+                    sleep(REMOVAL_CHECK).await;
+                }
+                Resumed::OverCapacity { excess, .. } => return Err(admission::over_capacity(excess)),
+            }
+        }
+        let row = self.shared.store.sandbox(&self.row.id).await.map_err(crate::stored)?;
+        self.row = row.ok_or_else(|| crate::not_found(&self.row.id))?;
+        self.ends = Instant::now() + timeout;
+        tracing::info!(sandbox = %self.row.id, generation = self.row.generation.0, "is resumed");
+        Ok(())
+    }
+}

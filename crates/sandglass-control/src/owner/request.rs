@@ -1,0 +1,97 @@
+//! What others may want of a sandbox, and the way to its owner.
+
+use std::time::Duration;
+
+use sandglass_egress::policy::Policy;
+use sandglass_types::{Error, SandboxId, Timestamp};
+use tokio::sync::{mpsc, oneshot};
+use tracing::Span;
+
+/// What others want of the sandbox, and the span of who asks: what is done for it is logged there.
+pub(crate) type Asked = (Span, Request);
+
+/// What others want of the sandbox.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// End it. Answered when its end is stored.
+    Kill(oneshot::Sender<Result<(), Error>>),
+    /// Write it to an image and end its processes. Answered when it is paused, or runs on.
+    Pause(oneshot::Sender<Result<(), Error>>),
+    /// Let it run again, if it is paused. Answered when it can be reached.
+    Resume {
+        /// How long it may run from now on.
+        timeout: Duration,
+        /// Who asks.
+        reply: oneshot::Sender<Result<(), Error>>,
+    },
+    /// Move its end. Answered with the end in force.
+    SetEnd {
+        /// The wanted end.
+        end_at: Timestamp,
+        /// Never move it forward in time.
+        only_later: bool,
+        /// Who asks.
+        reply: oneshot::Sender<Result<Timestamp, Error>>,
+    },
+    /// Replace what it asks to reach. Answered when that is in force.
+    SetPolicy {
+        /// All that it asks for from now on.
+        policy: Policy,
+        /// As the client said.
+        allow_internet_access: Option<bool>,
+        /// Who asks.
+        reply: oneshot::Sender<Result<(), Error>>,
+    },
+}
+
+/// The way to an owner task.
+#[derive(Debug, Clone)]
+pub(crate) struct Handle(mpsc::Sender<Asked>);
+
+impl Handle {
+    /// A handle, and the other end for the task. At most 16 requests wait; one more waits for a place.
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Asked>) {
+        let (sender, receiver) = mpsc::channel(16);
+        (Self(sender), receiver)
+    }
+
+    async fn ask<T>(
+        &self,
+        id: &SandboxId,
+        request: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Request,
+    ) -> Result<T, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.0.send((Span::current(), request(reply))).await.map_err(|_| crate::not_found(id))?;
+        answer.await.map_err(|_| crate::not_found(id))?
+    }
+
+    pub(crate) async fn kill(&self, id: &SandboxId) -> Result<(), Error> {
+        self.ask(id, Request::Kill).await
+    }
+
+    pub(crate) async fn pause(&self, id: &SandboxId) -> Result<(), Error> {
+        self.ask(id, Request::Pause).await
+    }
+
+    pub(crate) async fn resume(&self, id: &SandboxId, timeout: Duration) -> Result<(), Error> {
+        self.ask(id, |reply| Request::Resume { timeout, reply }).await
+    }
+
+    pub(crate) async fn set_policy(
+        &self,
+        id: &SandboxId,
+        policy: Policy,
+        allow_internet_access: Option<bool>,
+    ) -> Result<(), Error> {
+        self.ask(id, |reply| Request::SetPolicy { policy, allow_internet_access, reply }).await
+    }
+
+    pub(crate) async fn set_end(
+        &self,
+        id: &SandboxId,
+        end_at: Timestamp,
+        only_later: bool,
+    ) -> Result<Timestamp, Error> {
+        self.ask(id, |reply| Request::SetEnd { end_at, only_later, reply }).await
+    }
+}

@@ -1,0 +1,211 @@
+"""A sandbox that is paused uses nothing, and goes on where it was."""
+
+import threading
+import time
+import uuid
+
+import httpx
+import pytest
+from conftest import pages
+from e2b import NotFoundException, Sandbox, SandboxException, SandboxQuery, SandboxState
+from faults import crash
+from support import cgroups_named, until
+
+COUNTER = r"""
+import time
+n = 0
+with open("/home/user/counter", "w") as disk, open("/dev/shm/memory", "w") as memory:
+    while True:
+        n += 1
+        for file in (disk, memory):
+            file.seek(0)
+            file.write(f"{n:012}")
+            file.flush()
+        time.sleep(0.001)
+"""
+
+
+def call(server, method: str, path: str, **options) -> httpx.Response:
+    headers = {"X-API-Key": server.api_key}
+    return httpx.request(method, server.url + path, headers=headers, timeout=60, **options)
+
+
+def state(server, sandbox) -> str:
+    response = call(server, "GET", f"/sandboxes/{sandbox.sandbox_id}")
+    assert response.status_code == 200, response.text
+    return response.json()["state"]
+
+
+def resume(server, sandbox, timeout: int = 120) -> Sandbox:
+    return Sandbox.connect(sandbox.sandbox_id, timeout=timeout)
+
+
+@pytest.fixture
+def sandbox(server):
+    sandbox = Sandbox.create(timeout=300)
+    yield sandbox
+    Sandbox.kill(sandbox.sandbox_id)
+
+
+def test_memory_processes_and_files_go_on(server, sandbox):
+    sandbox.files.write("/home/user/counter.py", COUNTER)
+    sandbox.files.write("/home/user/kept", "on the disk")
+    started = sandbox.commands.run("python3 -u counter.py", background=True, timeout=0)
+    sandbox.commands.run("python3 -m http.server 8000", background=True, timeout=0)
+    boot = sandbox.commands.run("cat /proc/sys/kernel/random/boot_id; hostname").stdout
+    count = lambda box, path: int(box.files.read(path) or 0)  # noqa: E731
+    until(lambda: sandbox.files.exists("/dev/shm/memory") and count(sandbox, "/dev/shm/memory") > 10, what="a count")
+    before, token = count(sandbox, "/dev/shm/memory"), sandbox._envd_access_token
+    sandbox.pause()
+    assert state(server, sandbox) == "paused"
+    assert not sandbox.is_running()
+
+    again = resume(server, sandbox)
+    assert again.sandbox_id == sandbox.sandbox_id and again._envd_access_token == token
+    assert state(server, again) == "running"
+    after = count(again, "/dev/shm/memory")
+    # It went on from there: it neither began anew nor ran meanwhile.
+    assert before <= after < before + 20_000
+    until(lambda: count(again, "/dev/shm/memory") > after, what="the count to go on")
+    memory, disk = again.commands.run("cat /dev/shm/memory; echo; cat /home/user/counter").stdout.split()
+    assert abs(int(memory) - int(disk)) < 1000
+    assert again.files.read("/home/user/kept") == "on the disk"
+    assert [process.pid for process in again.commands.list() if process.pid == started.pid]
+    assert again.commands.run("cat /proc/sys/kernel/random/boot_id; hostname").stdout == boot
+    page = httpx.get(server.url, headers={"E2b-Sandbox-Id": again.sandbox_id, "E2b-Sandbox-Port": "8000"})
+    assert page.status_code == 200 and "counter.py" in page.text
+    assert again.commands.kill(started.pid)
+
+
+def test_a_paused_sandbox_owns_nothing_but_its_image(server, sandbox):
+    id, image = sandbox.sandbox_id, server.data_dir / "host" / "images" / sandbox.sandbox_id
+    assert cgroups_named(id) and not image.exists()
+    sandbox.pause()
+    until(lambda: not cgroups_named(id), what="its processes and control groups to be gone")
+    assert image.exists()
+    _, ledger = server.ledger(wait=0)
+    assert not ledger["left_over"] and not ledger["missing"], ledger
+    resume(server, sandbox)
+    assert cgroups_named(id) and not image.exists()
+
+
+def test_what_is_legal_when(server, sandbox):
+    path = f"/sandboxes/{sandbox.sandbox_id}"
+    assert call(server, "POST", f"{path}/resume", json={"timeout": 60}).status_code == 409
+    assert call(server, "POST", f"{path}/pause").status_code == 204
+    again = call(server, "POST", f"{path}/pause")
+    assert (again.status_code, again.json()["message"]) == (409, "the sandbox is already paused")
+    assert call(server, "POST", f"{path}/timeout", json={"timeout": 60}).status_code == 404
+    assert call(server, "PUT", f"{path}/network", json={}).status_code == 404
+    with pytest.raises((NotFoundException, SandboxException)):
+        sandbox.commands.run("true")
+    assert call(server, "POST", f"{path}/resume", json={"timeout": 0}).status_code == 400
+    assert call(server, "POST", f"{path}/resume", json={"timeout": 60}).status_code == 201
+    assert sandbox.commands.run("echo hi").stdout == "hi\n"
+    assert call(server, "POST", f"{path}/connect", json={"timeout": 60}).status_code == 200
+    assert call(server, "POST", f"{path}/pause", json={"memory": False}).status_code == 400
+    assert call(server, "POST", f"{path}/pause").status_code == 204
+    assert call(server, "POST", f"{path}/connect", json={"timeout": 60}).status_code == 201
+    missing = f"/sandboxes/{'0' * 20}"
+    for verb in ("pause", "resume"):
+        assert call(server, "POST", f"{missing}/{verb}").status_code == 404
+
+
+def test_lists_tell_paused_from_running(server, sandbox):
+    mark = {"mark": uuid.uuid4().hex}
+    running, paused = (Sandbox.create(timeout=120, metadata=mark) for _ in range(2))
+
+    def listed(*states: SandboxState) -> dict:
+        query = SandboxQuery(metadata=mark, state=list(states) or None)
+        return {
+            info.sandbox_id: info.state.value for page in pages(Sandbox.list(query)) for info in page
+        }
+
+    try:
+        paused.pause()
+        both = {running.sandbox_id: "running", paused.sandbox_id: "paused"}
+        assert listed() == listed(SandboxState.RUNNING, SandboxState.PAUSED) == both
+        assert listed(SandboxState.PAUSED) == {paused.sandbox_id: "paused"}
+        assert listed(SandboxState.RUNNING) == {running.sandbox_id: "running"}
+    finally:
+        assert running.kill() and Sandbox.kill(paused.sandbox_id)
+    assert listed() == {}
+
+
+def test_its_time_does_not_pass_while_it_is_paused(server):
+    sandbox = Sandbox.create(timeout=3)
+    sandbox.pause()
+    until(lambda: sandbox.get_info().end_at.timestamp() < time.time() - 1, what="its old end to be past")
+    assert state(server, sandbox) == "paused"
+    again = resume(server, sandbox, timeout=60)
+    assert 50 < again.get_info().end_at.timestamp() - time.time() <= 60
+    assert again.commands.run("echo on").stdout == "on\n"
+    assert again.kill()
+
+
+def test_killed_while_paused(server):
+    sandbox = Sandbox.create(timeout=60)
+    sandbox.pause()
+    assert Sandbox.kill(sandbox.sandbox_id)
+    assert call(server, "GET", f"/sandboxes/{sandbox.sandbox_id}").status_code == 404
+    with pytest.raises(NotFoundException):
+        resume(server, sandbox)
+
+
+def test_killed_while_pausing(server):
+    sandbox = Sandbox.create(timeout=60)
+    pausing = threading.Thread(target=lambda: call(server, "POST", f"/sandboxes/{sandbox.sandbox_id}/pause"))
+    pausing.start()
+    assert Sandbox.kill(sandbox.sandbox_id)
+    pausing.join()
+    assert call(server, "GET", f"/sandboxes/{sandbox.sandbox_id}").status_code == 404
+
+
+def test_many_want_it_back_at_once(server, sandbox):
+    sandbox.commands.run("echo once > /dev/shm/state")
+    sandbox.pause()
+    path, statuses = f"/sandboxes/{sandbox.sandbox_id}/connect", []
+    connect = lambda: statuses.append(call(server, "POST", path, json={"timeout": 60}).status_code)  # noqa: E731
+    threads = [threading.Thread(target=connect) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(statuses) <= {200, 201} and 201 in statuses, statuses
+    assert sandbox.commands.run("cat /dev/shm/state").stdout == "once\n"
+
+
+def test_ten_times_over(server, sandbox):
+    sandbox.commands.run("echo 0 > /dev/shm/n; echo 0 > n")
+    for n in range(10):
+        sandbox.pause()
+        sandbox = resume(server, sandbox)
+        said = sandbox.commands.run("for f in /dev/shm/n n; do echo $(($(cat $f) + 1)) > $f; cat $f; done").stdout
+        assert said.split() == [str(n + 1)] * 2
+
+
+def test_what_can_not_be_paused_runs_on(server, sandbox):
+    holding = "exec 3> gone; rm gone; echo kept >&3; touch held; exec sleep 1000"
+    held = sandbox.commands.run(holding, background=True, timeout=0)
+    until(lambda: sandbox.files.exists("/home/user/held"), what="the file to be deleted")
+    response = call(server, "POST", f"/sandboxes/{sandbox.sandbox_id}/pause")
+    assert response.status_code == 409, response.text
+    assert "runs on" in response.json()["message"]
+    assert state(server, sandbox) == "running"
+    # With all that it had, and it can be paused once that is gone.
+    assert [process for process in sandbox.commands.list() if process.pid == held.pid]
+    assert sandbox.commands.kill(held.pid)
+    sandbox.pause()
+    assert resume(server, sandbox).commands.run("echo on").stdout == "on\n"
+
+
+def test_a_new_server_finds_it_paused(lone_server):
+    server = lone_server
+    sandbox = Sandbox.create(timeout=120, **server.opts)
+    sandbox.commands.run("echo kept > /dev/shm/state")
+    sandbox.pause()
+    crash(server, "both")
+    server.start()
+    assert state(server, sandbox) == "paused"
+    again = Sandbox.connect(sandbox.sandbox_id, timeout=60, **server.opts)
+    assert again.commands.run("cat /dev/shm/state").stdout == "kept\n"
