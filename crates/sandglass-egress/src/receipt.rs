@@ -63,7 +63,8 @@ pub struct Receipt {
     pub sent: u64,
     /// Bytes that came in.
     pub received: u64,
-    /// How many receipts there would have been between this one and the one before it, had there been room for them.
+    /// How many receipts there would have been between this one and the one before it, had there been room for them. Of what
+    /// the packet filter holds up, each packet without a receipt of its own counts.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u64,
 }

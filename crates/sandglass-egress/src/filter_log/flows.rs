@@ -20,7 +20,7 @@ const SPAN: Duration = Duration::from_mins(1);
 /// Of how many flows that is known, at most; twice as many with those that are about to be forgotten.
 const MAX_FLOWS: usize = 512;
 
-/// Tells the first packet of a flow from the others, and counts what did not arrive.
+/// Tells the first packet of a flow from the others, and counts these and what did not arrive.
 #[derive(Debug, Default)]
 pub(crate) struct Flows {
     /// The number of the next packet.
@@ -35,19 +35,23 @@ pub(crate) struct Flows {
 /// What is new in a datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
-    /// How many packets were logged since the last datagram that did not arrive.
-    pub(crate) missing: u64,
+    /// How many packets were logged since the last datagram that get no receipt: they did not arrive, are of a flow that
+    /// has one, or can't be read.
+    pub(crate) left_out: u64,
     /// The first packets of their flows.
     pub(crate) new: Vec<Packet>,
 }
 
 impl Flows {
     pub(crate) fn take(&mut self, now: Instant, datagram: &[u8]) -> Taken {
-        let mut taken = Taken { missing: 0, new: Vec::new() };
+        let mut taken = Taken { left_out: 0, new: Vec::new() };
         for entry in entries(datagram) {
-            taken.missing += u64::from(entry.number.wrapping_sub(self.next));
+            taken.left_out += u64::from(entry.number.wrapping_sub(self.next));
             self.next = entry.number.wrapping_add(1);
-            taken.new.extend(entry.packet.filter(|packet| self.is_new(now, *packet)));
+            match entry.packet {
+                Some(packet) if self.is_new(now, packet) => taken.new.push(packet),
+                _ => taken.left_out += 1,
+            }
         }
         taken
     }

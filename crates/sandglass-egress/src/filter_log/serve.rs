@@ -17,7 +17,8 @@ use crate::receipt::{Kind, Outcome, Receipt};
 /// `ENOBUFS` of Linux.
 const ENOBUFS: i32 = 105;
 
-/// Writes down what arrives on the socket of the log, until it fails: one receipt for each flow.
+/// Writes down what arrives on the socket of the log, until it fails: one receipt for each flow, as long
+/// as they are not too many, and all other packets are counted.
 ///
 /// # Errors
 /// The socket failed.
@@ -36,8 +37,8 @@ pub(crate) async fn serve(enforcer: &Enforcer, log: UnixDatagram) -> io::Result<
             Err(error) => return Err(error),
         }
         let taken = flows.take(Instant::now(), &datagram);
-        if taken.missing > 0 {
-            enforcer.leave_out(Kind::Connection, Outcome::Denied, taken.missing);
+        if taken.left_out > 0 {
+            enforcer.leave_out(Kind::Connection, Outcome::Denied, taken.left_out);
         }
         for packet in taken.new {
             if receipts.try_pass() {

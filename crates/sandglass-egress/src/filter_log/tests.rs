@@ -106,7 +106,7 @@ fn an_attempt_is_new_once_and_another_between_the_same_ports_is_another() {
         message(5, "never", &udp(1001, to, 80)),
     ];
     let taken = flows.take(now, &datagram.concat());
-    assert_eq!((taken.missing, taken.new.len()), (0, 4));
+    assert_eq!((taken.left_out, taken.new.len()), (2, 4));
     assert_eq!(taken.new[0], packet_of(&syn(1000, to, 80, 7)));
     let later = now + Duration::from_secs(90);
     assert_eq!(flows.take(later, &message(6, "never", &udp(1000, to, 80))).new, []);
@@ -120,8 +120,15 @@ fn what_does_not_arrive_is_counted() {
     let packet = udp(1000, [10, 0, 0, 1], 80);
     let datagram =
         [message(2, "never", &packet), message(3, "never", &packet), message(10, "never", &packet)];
-    assert_eq!(flows.take(Instant::now(), &datagram.concat()).missing, 2 + 6);
-    assert_eq!(flows.take(Instant::now(), &message(11, "never", &packet)).missing, 0);
+    assert_eq!(flows.take(Instant::now(), &datagram.concat()).left_out, 2 + 6 + 2);
+    assert_eq!(flows.take(Instant::now(), &message(11, "never", &packet)).left_out, 1);
+    let other = udp(1001, [10, 0, 0, 1], 80);
+    assert_eq!(flows.take(Instant::now(), &message(12, "never", &other)).left_out, 0);
+    assert_eq!(
+        flows.take(Instant::now(), &message(13, "never", &[0; 40])).left_out,
+        1,
+        "what is no head of a packet"
+    );
 }
 
 #[test]
