@@ -41,7 +41,7 @@ pub struct SqliteStore {
     path: PathBuf,
     /// Exactly one connection.
     writer: SqlitePool,
-    /// At most one connection, whose commits are on disk; opened when first needed.
+    /// Exactly one connection, whose commits are on disk.
     durable: SqlitePool,
     readers: SqlitePool,
 }
