@@ -100,7 +100,7 @@ def name_of(box: Sandbox, port: int = 8000) -> str:
 
 @pytest.fixture(scope="module")
 def box(outpost, peer):
-    box = outpost.make(network={"allowOut": [name_of(peer), name_of(peer, 49983)], "denyOut": ["0.0.0.0/0"]})
+    box = outpost.make(network={"allowOut": [name_of(peer)], "denyOut": ["0.0.0.0/0"]})
     yield box
     box.kill()
 
@@ -200,11 +200,66 @@ def test_a_host_that_is_allowed_leads_to_no_other(outpost, box, peer, stranger):
     assert (answer.count("HTTP/1.1 "), "/first" in answer, "stranger" in answer) == (1, True, False)
 
 
-def test_the_agent_of_another_wants_its_token_as_from_outside(box, peer):
-    host = name_of(peer, 49983)
-    start = "POST /process.Process/Start HTTP/1.1\r\nContent-Type: application/connect+json\r\nContent-Length: 0\r\n"
-    assert " 401 " in say(box, f"{start}Host: {host}\r\n\r\n").split("\r\n")[0]
-    assert " 404 " in say(box, f"POST /init HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n").split("\r\n")[0]
+def test_no_guest_api_is_reached_not_even_one_without_a_token(outpost, peer):
+    # Only the first interface makes one without a token.
+    bare = outpost.ask("POST", "/sandboxes", json={"templateID": "base", "timeout": 600}).json()["sandboxID"]
+    guest = outpost.make(network={"allowOut": [f"*.{DOMAIN}"], "denyOut": ["0.0.0.0/0"]})
+    # The control: from outside, that one wants nothing, and the way from inside to another port is open.
+    files, without = "/files?path=/etc/passwd&username=root", f"49983-{bare}.{DOMAIN}"
+    assert httpx.get(f"{outpost.url}{files}", headers={"Host": without}, timeout=20).status_code == 200
+    assert curl(guest, f"http://{name_of(peer)}/")[0] == 0
+    for host in (without, name_of(peer, 49983), name_of(guest, 49983)):
+        assert curl(guest, f"http://{host}{files}")[0] == 6, "it has no address"
+        for header in ("", f"X-Access-Token: {peer._envd_access_token}\r\n"):
+            told = say(guest, f"GET {files} HTTP/1.1\r\nHost: {host}\r\n{header}\r\n")
+            assert told.startswith("HTTP/1.1 403 "), told
+            body = json.loads(told.split("\r\n\r\n", 1)[1])
+            assert (body["rule"], bool(body["remedy"])) == ("always/guest-api", True)
+    outpost.ask("DELETE", f"/sandboxes/{bare}")
+    guest.kill()
+
+
+HOLD = """
+import socket, sys
+held = []
+for _ in range({count}):
+    s = socket.create_connection(("{gateway}", 80), timeout=10)
+    s.sendall(b"GET / HTTP/1.1\\r\\nHost: {name}\\r\\nConnection: Upgrade\\r\\nUpgrade: websocket\\r\\n\\r\\n")
+    try:
+        if s.recv(12) == b"HTTP/1.1 101":
+            held.append(s)
+    except ConnectionResetError:
+        pass
+print(len(held), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_sandbox_holds_so_many_connections_to_others_and_no_more(outpost, peer):
+    name = name_of(peer)
+    guest = outpost.make(network={"allowOut": [name], "denyOut": ["0.0.0.0/0"]})
+    guest.files.write("/tmp/hold.py", HOLD.format(count=60, gateway=GATEWAY, name=name))
+    guest.files.write("/tmp/held", "")
+    held = guest.commands.run("tail -f /dev/null | python3 /tmp/hold.py > /tmp/held", background=True, timeout=0)
+    until(lambda: guest.files.read("/tmp/held"), what="all attempts")
+    count = int(guest.files.read("/tmp/held"))
+    assert 1 <= count <= 32
+    # Who else wants to reach it does: a client, and another sandbox.
+    assert httpx.get(f"{outpost.url}/", headers={"Host": name}, timeout=20).status_code == 200
+    other = outpost.make(network={"allowOut": [name], "denyOut": ["0.0.0.0/0"]})
+    assert curl(other, f"http://{name}/")[0] == 0
+    other.kill()
+
+    def refused():
+        lines = [line for line in receipts(outpost, guest) if line["rule"] == "limit/edge"]
+        assert all((line["outcome"], line["shown"]) == ("denied", name) for line in lines)
+        return len(lines) + sum(line.get("lost", 0) for line in receipts(outpost, guest))
+
+    until(lambda: refused() > 0, what="a receipt that says refused")
+    # Their places are free again when they end.
+    held.kill()
+    until(lambda: curl(guest, f"http://{name}/")[0] == 0, what="a place")
+    guest.kill()
 
 
 def test_private_ports_want_the_traffic_token(outpost):

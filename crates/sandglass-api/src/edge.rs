@@ -11,7 +11,6 @@ pub(crate) mod headers;
 mod load;
 pub(crate) mod target;
 
-use std::net::IpAddr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +22,7 @@ use http_body::Body as _;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use sandglass_control::{DialError, TrafficToken};
+use sandglass_egress::policy::GUEST_API_PORT;
 use sandglass_types::SandboxId;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -32,11 +32,11 @@ use tracing::field::Empty;
 use crate::audit::request_id;
 use crate::backend::{Backend, Stream, Upstream};
 use crate::metrics::Metrics;
-use crate::server::Lingering;
+use crate::server::{Lingering, Peer};
 use answer::{Failure, failed};
 use carry::{Pulse, Watched, tunnel};
 use early::Unheard;
-use headers::{Framing, GUEST_API_PORT, TRAFFIC_TOKEN};
+use headers::{Framing, TRAFFIC_TOKEN};
 use load::Load;
 
 /// A request or upgraded connection on which nothing moved for this long is dropped.
@@ -53,8 +53,8 @@ const MAX_HEADERS: usize = 128;
 
 /// Where a proxied request came from.
 pub(crate) struct Origin {
-    /// The client's address.
-    pub(crate) peer: IpAddr,
+    /// The client.
+    pub(crate) peer: Peer,
     /// What the client addressed, with its port.
     pub(crate) host: Option<HeaderValue>,
 }
@@ -91,7 +91,10 @@ impl Edge {
         let navigation = answer::is_navigation(request.headers());
         // The id is for the log alone: in the answer, the header is the sandbox's own.
         let request_id = request_id(request.headers());
-        let span = tracing::info_span!("edge", request = request_id, sandbox = %id, %port, team = Empty);
+        let span = tracing::info_span!("edge", request = request_id, sandbox = %id, %port, team = Empty, from = Empty);
+        if let Peer::Sandbox(from) = &origin.peer {
+            span.record("from", tracing::field::display(from));
+        }
         let forwarded = self.forward(id, port, request, origin).instrument(span.clone()).await;
         let answer = forwarded.unwrap_or_else(|failure| {
             span.in_scope(|| tracing::debug!(?failure, "not forwarded"));
@@ -124,7 +127,7 @@ impl Edge {
         if let Some(token) = live.traffic_token().filter(|_| !guest_api) {
             admit(token, port, request.headers())?;
         }
-        let permit = self.load.enter(id).ok_or(Failure::Busy)?;
+        let permit = self.load.enter(id, matches!(origin.peer, Peer::Sandbox(_))).ok_or(Failure::Busy)?;
         let wanted = if guest_api || request.version() != Version::HTTP_11 {
             None
         } else {
@@ -233,7 +236,7 @@ fn prepare(
         Some(0) if !parts.headers.contains_key(CONTENT_LENGTH) => Framing::Empty,
         Some(length) => Framing::Length(length),
     };
-    headers::to_sandbox(&mut parts.headers, origin.host, origin.peer, framing, upgrade);
+    headers::to_sandbox(&mut parts.headers, origin.host, origin.peer.address(), framing, upgrade);
     if let Some(host) = mask {
         parts.headers.insert(HOST, host);
     }

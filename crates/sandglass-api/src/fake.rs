@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use sandglass_control::{CreateSandbox, DialError, TrafficToken};
 use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroundings, Warning};
+use sandglass_egress::proxy::Direct;
 use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_engine::{EngineInfo, Stats};
 use sandglass_store::{AuditEntry, Event, Identity, ListFilter, ListPage, Order, PageCursor, SandboxRow};
@@ -362,7 +363,7 @@ impl Upstream for FakeLive {
 pub(crate) struct Served {
     pub(crate) fake: Arc<Fake>,
     pub(crate) address: SocketAddr,
-    pub(crate) to_edge: tokio::sync::mpsc::Sender<TcpStream>,
+    pub(crate) dial: Direct,
     pub(crate) shutdown: CancellationToken,
     pub(crate) done: tokio::task::JoinHandle<()>,
 }
@@ -377,11 +378,11 @@ impl Served {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
-        let (to_edge, streams) = tokio::sync::mpsc::channel(1);
-        let running = crate::server::run(listener, streams, fake.clone(), shutdown.clone(), settings);
+        let (dial, callers) = Direct::new(800);
+        let running = crate::server::run(listener, callers, fake.clone(), shutdown.clone(), settings);
         #[allow(clippy::disallowed_methods, reason = "the handle is kept")]
         let done = tokio::spawn(running);
-        Self { fake, address, to_edge, shutdown, done }
+        Self { fake, address, dial, shutdown, done }
     }
 
     pub(crate) async fn connect(&self) -> Wire {
@@ -406,7 +407,8 @@ pub(crate) struct Wire {
 
 impl Wire {
     pub(crate) fn new(stream: TcpStream) -> Self {
-        stream.set_nodelay(true).unwrap();
+        // What a sandbox sends never was on a network, and knows no such thing.
+        let _is_local = stream.set_nodelay(true);
         Self { stream, read: Vec::new() }
     }
 

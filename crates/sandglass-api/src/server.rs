@@ -5,6 +5,7 @@ mod linger;
 mod watch;
 
 use std::convert::Infallible;
+use std::fmt::Debug;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,8 +16,10 @@ use axum::body::Body;
 use http::header::HOST;
 use http::{HeaderValue, Request, Response};
 use sandglass_control::Control;
+use sandglass_egress::proxy::Caller;
 use sandglass_engine::network::GUEST_ADDRESS;
-use tokio::net::{TcpListener, TcpStream};
+use sandglass_types::SandboxId;
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -59,10 +62,6 @@ impl Default for Settings {
     }
 }
 
-/// Connections of sandboxes at one time; one more is closed. They are not among those of clients, so that no sandbox keeps
-/// a client out.
-const MAX_FROM_SANDBOXES: usize = 1024;
-
 /// Pause after a failed accept: the process is out of descriptors, and asking again at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -83,22 +82,35 @@ struct Shared {
 }
 
 /// Who is at the other end of a connection.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) enum Peer {
     /// A client at this address.
     Client(IpAddr),
-    /// A program in a sandbox.
-    Sandbox,
+    /// A program in this sandbox.
+    Sandbox(SandboxId),
 }
 
-/// Serves the REST faces and the edge until `shutdown` fires, and then for at most ten seconds what is open. On the streams
-/// that come out of `to_edge`, which are of sandboxes, it serves ports of sandboxes alone.
+impl Peer {
+    /// Its address, as what it reaches is told.
+    pub(crate) const fn address(&self) -> IpAddr {
+        match self {
+            Self::Client(address) => *address,
+            Self::Sandbox(_) => IpAddr::V4(GUEST_ADDRESS),
+        }
+    }
+}
+
+/// What lets a connection be, and is given back when that ends.
+type Slot = Box<dyn Debug + Send + Sync>;
+
+/// Serves the REST faces and the edge until `shutdown` fires, and then for at most ten seconds what is open. Callers that
+/// come out of `to_edge`, which are sandboxes, get ports of sandboxes alone.
 ///
 /// # Errors
 /// None at present: a connection that fails ends alone, and an accept that fails is tried again.
 pub async fn serve(
     listener: TcpListener,
-    to_edge: mpsc::Receiver<TcpStream>,
+    to_edge: mpsc::Receiver<Caller>,
     control: Control,
     shutdown: CancellationToken,
 ) -> io::Result<()> {
@@ -108,7 +120,7 @@ pub async fn serve(
 
 pub(crate) async fn run(
     listener: TcpListener,
-    mut to_edge: mpsc::Receiver<TcpStream>,
+    mut to_edge: mpsc::Receiver<Caller>,
     backend: Arc<dyn Backend>,
     shutdown: CancellationToken,
     settings: Settings,
@@ -116,7 +128,6 @@ pub(crate) async fn run(
     let tasks = TaskTracker::new();
     let force = CancellationToken::new();
     let slots = Arc::new(Semaphore::new(settings.max_connections));
-    let sandbox_slots = Arc::new(Semaphore::new(MAX_FROM_SANDBOXES));
     let drain = settings.drain;
     let metrics = Arc::new(Metrics::new());
     let shared = Arc::new(Shared {
@@ -143,10 +154,9 @@ pub(crate) async fn run(
             () = shutdown.cancelled() => break,
             accepted = accepted => accepted,
             // Behind those, so that no flood of them keeps a client waiting.
-            Some(stream) = to_edge.recv() => {
-                if let Ok(slot) = sandbox_slots.clone().try_acquire_owned() {
-                    tasks.spawn(connection::serve(shared.clone(), stream, Peer::Sandbox, slot));
-                }
+            Some(Caller { sandbox, stream, place }) = to_edge.recv() => {
+                let peer = Peer::Sandbox(sandbox);
+                tasks.spawn(connection::serve(shared.clone(), stream, peer, Box::new(place)));
                 continue;
             }
         };
@@ -156,7 +166,12 @@ pub(crate) async fn run(
                     tracing::debug!(%error, "the client went before it was served");
                     continue;
                 }
-                tasks.spawn(connection::serve(shared.clone(), stream, Peer::Client(peer.ip()), slot));
+                tasks.spawn(connection::serve(
+                    shared.clone(),
+                    stream,
+                    Peer::Client(peer.ip()),
+                    Box::new(slot),
+                ));
             }
             (_, Err(error)) => {
                 tracing::warn!(%error, "accept failed");
@@ -188,11 +203,11 @@ impl Shared {
     async fn answer(&self, mut request: Request<Lingering>, peer: Peer) -> Response<Body> {
         let named = host(request.version(), request.uri(), request.headers());
         let domain = self.backend.domain();
-        let (target, peer) = match peer {
-            Peer::Client(peer) => (named.and_then(|host| route(&host, domain, request.headers())), peer),
-            Peer::Sandbox => {
+        let target = match peer {
+            Peer::Client(_) => named.and_then(|host| route(&host, domain, request.headers())),
+            Peer::Sandbox(_) => {
                 strip_routing(request.headers_mut());
-                (named.and_then(|host| route_from_sandbox(&host, domain)), IpAddr::V4(GUEST_ADDRESS))
+                named.and_then(|host| route_from_sandbox(&host, domain))
             }
         };
         match target {

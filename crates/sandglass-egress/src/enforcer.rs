@@ -62,6 +62,7 @@ pub struct Settings {
 /// Enforces the policy of one running sandbox.
 #[derive(Debug)]
 pub struct Enforcer {
+    sandbox: SandboxId,
     generation: Generation,
     policy: watch::Sender<Arc<Effective>>,
     bindings: Mutex<Bindings>,
@@ -97,10 +98,11 @@ impl Enforcer {
         let mut bindings = Bindings::restore(&bindings, clock.now());
         bindings.prune(&policy);
         let chain = match head {
-            Some(head) => Chain::resume(sandbox, head),
-            None => Chain::begin(sandbox),
+            Some(head) => Chain::resume(sandbox.clone(), head),
+            None => Chain::begin(sandbox.clone()),
         };
         Arc::new(Self {
+            sandbox,
             generation,
             policy: watch::Sender::new(Arc::new(policy)),
             bindings: Mutex::new(bindings),
@@ -114,6 +116,12 @@ impl Enforcer {
             totals,
             learned: Notify::new(),
         })
+    }
+
+    /// The sandbox that it is for.
+    #[must_use]
+    pub const fn sandbox(&self) -> &SandboxId {
+        &self.sandbox
     }
 
     /// The policy in force, and each that follows. A flow watches it, decides again when it changes, and ends if it may
@@ -275,8 +283,9 @@ impl Enforcer {
         self.dns_pace.pass().await;
     }
 
-    /// Writes down what DNS answered. Of many refusals some are only counted, so that asking for what it may not have does
-    /// not push out of the ledger what a sandbox did before.
+    /// Writes down what DNS answered. Of many refusals some are only counted, so that asking for what it may not have pushes
+    /// only slowly out of the ledger what a sandbox did before. Refused connections, and what the packet filter holds up,
+    /// have paces of their own beside this one.
     pub(crate) fn record_dns(&self, receipt: Receipt) {
         if receipt.outcome == Outcome::Allowed || self.dns_refusals.try_pass() {
             self.record(receipt);

@@ -22,7 +22,9 @@ pub use rule::{
     FeatureName, InvalidLabel, InvalidRules, Label, MAX_HTTP_TERMS, MAX_RULES, Origin, RuleId, Rules,
     Transport,
 };
-pub use special::{Barrier, Class, Edge, InvalidOpening, MAX_OPENINGS, Openings, Surroundings};
+pub use special::{
+    Barrier, Class, Edge, GUEST_API_PORT, InvalidOpening, MAX_OPENINGS, Openings, Surroundings,
+};
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -15,29 +15,31 @@
 mod answer;
 mod body;
 mod caps;
+mod edge;
 mod flow;
 mod http;
 mod socket;
 mod splice;
 
 pub use caps::Caps;
+pub use edge::{Caller, Place};
 
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use sandglass_types::SandboxId;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::enforcer::Enforcer;
 use caps::Meter;
+use edge::Door;
 use flow::Flow;
 use socket::Socket;
 
@@ -53,28 +55,26 @@ pub trait Dial: fmt::Debug + Send + Sync {
     /// There is no connection.
     async fn dial(&self, to: SocketAddr) -> io::Result<TcpStream>;
 
-    /// A stream to what answers for names of the server's own domain.
+    /// A stream from a sandbox to what answers for names of the server's own domain.
     ///
     /// # Errors
-    /// There is none.
-    async fn edge(&self) -> io::Result<TcpStream>;
+    /// There is none for this sandbox now.
+    fn edge(&self, from: &SandboxId) -> io::Result<TcpStream>;
 }
 
 /// Connects from where the server is.
 #[derive(Debug)]
 pub struct Direct {
-    edge: mpsc::Sender<TcpStream>,
+    door: Door,
 }
 
-/// How many streams to the edge may wait to be taken there.
-const MAX_WAITING: usize = 64;
-
 impl Direct {
-    /// The streams that are for the edge come out at the other end, as from a listener; but they never were on a network.
+    /// What is for the edge comes out at the other end, as from a listener; but it never was on a network. Sandboxes have a
+    /// share of the `connections` into sandboxes that there are.
     #[must_use]
-    pub fn new() -> (Self, mpsc::Receiver<TcpStream>) {
-        let (edge, streams) = mpsc::channel(MAX_WAITING);
-        (Self { edge }, streams)
+    pub fn new(connections: usize) -> (Self, mpsc::Receiver<Caller>) {
+        let (door, callers) = Door::new(connections);
+        (Self { door }, callers)
     }
 }
 
@@ -84,15 +84,8 @@ impl Dial for Direct {
         TcpStream::connect(to).await
     }
 
-    async fn edge(&self) -> io::Result<TcpStream> {
-        let (ours, theirs) = UnixStream::pair()?;
-        // Once there are two ends, the runtime makes no difference between one kind of stream and another.
-        let stream = |end: UnixStream| {
-            end.set_nonblocking(true)?;
-            TcpStream::from_std(OwnedFd::from(end).into())
-        };
-        self.edge.send(stream(theirs)?).await.map_err(|_gone| io::ErrorKind::ConnectionRefused)?;
-        stream(ours)
+    fn edge(&self, from: &SandboxId) -> io::Result<TcpStream> {
+        self.door.enter(from)
     }
 }
 

@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sandglass_control::metrics::Probes;
 use sandglass_control::{Control, Egress, Patience, template};
-use sandglass_egress::proxy::Direct;
+use sandglass_egress::proxy::{Caller, Direct};
 use sandglass_egress::resolver::{FixedNames, HostResolver, Resolve};
 use sandglass_engine::gvisor::HostPaths;
 use sandglass_engine::host::Host;
@@ -22,7 +22,6 @@ use sandglass_store::{SqliteStore, Store};
 use sandglass_types::error::Chain;
 use sandglass_types::net::Hostname;
 use sandglass_types::{Clock as _, SystemClock};
-use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -122,7 +121,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             None => tracing::warn!("not started as root, so this half has all the rights of its user"),
         }
         let templates = HashMap::from([(base.name.clone(), base)]);
-        let (dial, to_edge) = Direct::new();
+        let (dial, to_edge) = Direct::new(budgets.connections);
         let control = sandglass_control::Config {
             templates,
             max_lifetime: config.max_lifetime,
@@ -201,7 +200,7 @@ fn raise_open_files() -> anyhow::Result<()> {
 async fn serve(
     config: sandglass_control::Config,
     store: &Path,
-    (listener, to_edge): (TcpListener, mpsc::Receiver<TcpStream>),
+    (listener, to_edge): (TcpListener, mpsc::Receiver<Caller>),
     address: SocketAddr,
     line: std::os::fd::OwnedFd,
 ) -> anyhow::Result<()> {

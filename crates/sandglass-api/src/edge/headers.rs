@@ -14,9 +14,6 @@ use crate::auth::API_KEY;
 /// Carries what opens the ports of a sandbox.
 pub(crate) const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-token");
 
-/// The port on which every sandbox's guest API seems to listen.
-pub(crate) const GUEST_API_PORT: u16 = 49983;
-
 /// Routes of the reference daemon that only its own orchestrator may call. Ours has other ways, and an agent
 /// that served them to clients would hand over the sandbox.
 const INTERNAL: &[&str] = &["init", "freeze", "unfreeze", "collapse", "fsfreeze", "fsthaw", "upgrade"];

@@ -5,6 +5,7 @@ use std::num::NonZeroU16;
 
 use http::header::HOST;
 use http::{HeaderMap, HeaderName, Uri, Version};
+use sandglass_egress::policy::GUEST_API_PORT;
 use sandglass_types::SandboxId;
 
 const SANDBOX_ID: HeaderName = HeaderName::from_static("e2b-sandbox-id");
@@ -22,7 +23,7 @@ pub(crate) enum Target {
         /// Which port in it.
         port: NonZeroU16,
     },
-    /// To a sandbox of an id that no sandbox of this server can have.
+    /// To a sandbox of an id that no sandbox of this server can have, or to what is not there for who asks.
     Nowhere {
         /// What the client wrote: `[a-z0-9]{1,64}`.
         id: String,
@@ -144,7 +145,8 @@ pub(crate) fn route(host: &str, domain: Option<&str>, headers: &HeaderMap) -> Re
 }
 
 /// The same for a request that comes from a sandbox: its host alone says where it goes, which is to a port of a sandbox or
-/// nowhere, whatever else is in it. A port of a sandbox has one name here, which is the one that rules speak of.
+/// nowhere, whatever else is in it. A port of a sandbox has one name here, which is the one that rules speak of. The guest
+/// API is not there: it may want no token, and whoever reaches it is root in the sandbox.
 ///
 /// # Errors
 /// [`Unroutable`].
@@ -154,6 +156,9 @@ pub(crate) fn route_from_sandbox(host: &str, domain: Option<&str>) -> Result<Tar
     let (port, id) = split_label(label).filter(|_| ours).ok_or(Unroutable::Host)?;
     match sandbox(id, port)? {
         Target::Sandbox { id, port } if label != format!("{port}-{id}") => Err(Unroutable::Host),
+        Target::Sandbox { id, port } if port.get() == GUEST_API_PORT => {
+            Ok(Target::Nowhere { id: id.to_string() })
+        }
         target => Ok(target),
     }
 }

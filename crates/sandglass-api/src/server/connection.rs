@@ -14,12 +14,11 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
 use super::linger::Lingering;
 use super::watch::{Answering, Socket, Verdict, Watch};
-use super::{Peer, Shared};
+use super::{Peer, Shared, Slot};
 
 /// What every HTTP/2 client sends first (RFC 9113, 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -66,12 +65,7 @@ where
 }
 
 /// Serves one connection until it ends.
-pub(super) async fn serve(
-    shared: Arc<Shared>,
-    mut stream: TcpStream,
-    peer: Peer,
-    slot: OwnedSemaphorePermit,
-) {
+pub(super) async fn serve(shared: Arc<Shared>, mut stream: TcpStream, peer: Peer, slot: Slot) {
     let sniffed = tokio::select! {
         () = shared.shutdown.cancelled() => return,
         sniffed = tokio::time::timeout(shared.settings.head_timeout, sniff(&mut stream)) => sniffed,
@@ -85,7 +79,7 @@ pub(super) async fn serve(
     let service = {
         let (shared, watch) = (shared.clone(), watch.clone());
         service_fn(move |request: Request<Incoming>| {
-            let (shared, open) = (shared.clone(), Arc::new(watch.begin()));
+            let (shared, peer, open) = (shared.clone(), peer.clone(), Arc::new(watch.begin()));
             let request = request.map(|body| Lingering::new(body, open.clone(), shared.tasks.clone()));
             async move {
                 let answer = shared.dispatch(request, peer).await;

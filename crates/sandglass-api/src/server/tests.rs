@@ -1,4 +1,6 @@
 use super::*;
+use sandglass_egress::proxy::Dial as _;
+
 use crate::fake::{Guest, KEY, PATIENCE, Served, Wire};
 
 fn quick() -> Settings {
@@ -60,13 +62,8 @@ async fn of_a_sandbox_s_request_the_host_alone_says_where_it_goes() {
     let (id, _) = served.fake.run(&[(8000, address)]);
     let (other, other_address) = Guest::listen().await;
     let (other_id, _) = served.fake.run(&[(8000, other_address)]);
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let to = listener.local_addr().unwrap();
-    let from_sandbox = async || {
-        let client = TcpStream::connect(to).await.unwrap();
-        served.to_edge.send(listener.accept().await.unwrap().0).await.unwrap();
-        Wire::new(client)
-    };
+    let caller = SandboxId::random();
+    let from_sandbox = || Wire::new(served.dial.edge(&caller).unwrap());
     let routing = format!("E2b-Sandbox-Id: {other_id}\r\nE2b-Sandbox-Port: 8000\r\nX-API-Key: {KEY}\r\n");
     let hosts =
         ["localhost", "sbx.test", "sandbox.sbx.test", "api.sbx.test", "127.0.0.1", "8000-x.other.test", ""];
@@ -74,14 +71,14 @@ async fn of_a_sandbox_s_request_the_host_alone_says_where_it_goes() {
     let zero = format!("08000-{other_id}.sbx.test");
     for host in hosts.into_iter().map(str::to_owned).chain(aliases).chain([zero]) {
         for headers in ["", &routing] {
-            let mut client = from_sandbox().await;
+            let mut client = from_sandbox();
             client.send(format!("GET /v1/info HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n")).await;
             let head = client.head().await;
             assert!(head[0].starts_with("HTTP/1.1 400"), "{host}: {head:?}");
         }
     }
     // Also of a second request, should there be one.
-    let mut client = from_sandbox().await;
+    let mut client = from_sandbox();
     client.send(format!("GET /v1/info HTTP/1.1\r\nHost: 8000-{id}.sbx.test\r\n{routing}\r\n")).await;
     let mut inside = guest.accept().await;
     let head = inside.head().await;
@@ -95,6 +92,53 @@ async fn of_a_sandbox_s_request_the_host_alone_says_where_it_goes() {
     let mut outside = served.connect().await;
     outside.send(format!("GET / HTTP/1.1\r\nHost: localhost\r\n{routing}\r\n")).await;
     other.accept().await.head().await;
+}
+
+#[tokio::test]
+async fn no_sandbox_reaches_a_guest_api_whatever_it_wants() {
+    let served = Served::start().await;
+    let (agent, address) = Guest::listen().await;
+    let (id, _) = served.fake.run(&[(49983, address)]);
+    let missing = SandboxId::random();
+    let request = |id: &SandboxId| format!("GET /files HTTP/1.1\r\nHost: 49983-{id}.sbx.test\r\n\r\n");
+    for of in [&id, &missing] {
+        let mut client = Wire::new(served.dial.edge(&id).unwrap());
+        client.send(request(of)).await;
+        let head = client.head().await;
+        assert!(head[0].starts_with("HTTP/1.1 502"), "{head:?}");
+    }
+    // The control: a client does.
+    let mut client = served.connect().await;
+    client.send(request(&id)).await;
+    let head = agent.accept().await.head().await;
+    assert!(head[0].to_ascii_lowercase().starts_with("get /files"), "{head:?}");
+}
+
+#[tokio::test]
+async fn a_place_of_a_sandbox_is_held_as_long_as_its_connection_and_takes_none_of_a_client() {
+    let served =
+        Served::with(Settings { max_connections: 1, drain: quick().drain, ..Settings::default() }).await;
+    let (guest, address) = Guest::listen().await;
+    let (id, _) = served.fake.run(&[(8000, address)]);
+    let caller = SandboxId::random();
+    let enter = || served.dial.edge(&caller).map(Wire::new);
+    let mut clients: Vec<_> = (0..32).map(|_| enter().unwrap()).collect();
+    assert!(enter().is_err());
+    let request = format!("GET / HTTP/1.1\r\nHost: 8000-{id}.sbx.test\r\n\r\n");
+    clients[0].send(&request).await;
+    let inside = guest.accept().await;
+    let mut client = served.connect().await;
+    client.send(&request).await;
+    guest.accept().await.head().await;
+    assert!(enter().is_err());
+    drop((clients, inside));
+    tokio::time::timeout(PATIENCE, async {
+        while enter().is_err() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .unwrap();
 }
 
 #[tokio::test]

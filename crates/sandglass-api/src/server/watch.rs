@@ -12,9 +12,8 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
 
-use super::Settings;
+use super::{Settings, Slot};
 
 /// What to do with a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,16 +172,11 @@ pub(super) struct Socket {
     stream: TcpStream,
     first: Bytes,
     watch: Arc<Watch>,
-    _slot: OwnedSemaphorePermit,
+    _slot: Slot,
 }
 
 impl Socket {
-    pub(super) const fn new(
-        stream: TcpStream,
-        first: Bytes,
-        watch: Arc<Watch>,
-        slot: OwnedSemaphorePermit,
-    ) -> Self {
+    pub(super) const fn new(stream: TcpStream, first: Bytes, watch: Arc<Watch>, slot: Slot) -> Self {
         Self { stream, first, watch, _slot: slot }
     }
 }

@@ -129,7 +129,7 @@ impl World {
                 receipts: self.dir.path().join("receipts"),
                 retention: Retention { age: HOUR, bytes: 1 << 20 },
                 caps: Caps::default(),
-                dial: Arc::new(Direct::new().0),
+                dial: Arc::new(Direct::new(1).0),
                 domain: None,
                 totals: Arc::default(),
             },

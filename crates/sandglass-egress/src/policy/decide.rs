@@ -7,7 +7,7 @@ use sandglass_types::net::{AmbiguousPath, Cidr, Hostname, Method, Port, Ports, R
 use super::FeatureName;
 use super::effective::{Effective, Layer};
 use super::rule::{Action, Label, Origin, Rule, Target, Transport};
-use super::special::{Class, embedded, forbidden};
+use super::special::{Class, Edge, embedded, forbidden};
 
 /// Ports of DNS, plain and over TLS. Names are asked for at the server, and nowhere else.
 const DNS_PORTS: [u16; 2] = [53, 853];
@@ -160,6 +160,8 @@ pub enum Cause {
     Udp,
     /// The server answers for names of its own domain over HTTP, and this is something else.
     Edge,
+    /// The name is that of a sandbox's guest API, which is for clients alone.
+    GuestApi,
     /// A rule denies it.
     Rule(Label),
     /// A rule denies some names or requests, and this may be one of them, for all that was seen.
@@ -404,6 +406,11 @@ fn name_of<'a>(connection: &Connection<'a>) -> Name<'a> {
 
 /// Both lists must allow the port.
 fn on_port(policy: &Effective, subject: &Subject<'_>, port: Port) -> Result<Grant, Cause> {
+    if let (Place::Edge(_), Name::Is(name)) = (subject.place, &subject.name)
+        && Edge::is_guest_api(name)
+    {
+        return Err(Cause::GuestApi);
+    }
     let grant = |layer: &Layer, request| match rule_on(layer, subject, port) {
         Ruling::Allow(label) => Ok(label.clone()),
         Ruling::Deny(label, Fit::Unknown) => Err(Cause::Unseen(label.clone())),

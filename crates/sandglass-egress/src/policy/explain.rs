@@ -36,6 +36,7 @@ impl Cause {
             Self::DnsPort => "always/dns-port".to_owned(),
             Self::Udp => "always/udp".to_owned(),
             Self::Edge => "always/edge".to_owned(),
+            Self::GuestApi => "always/guest-api".to_owned(),
             Self::Rule(label) | Self::Unseen(label) => label.to_string(),
             Self::NoRule { request: true, .. } => "request/default".to_owned(),
             Self::NoRule { request: false, .. } => "ceiling/default".to_owned(),
@@ -58,6 +59,7 @@ impl fmt::Display for Cause {
             Self::Edge => f.write_str(
                 "names of this server's own domain are answered by the server itself, over HTTP on port 80 alone",
             ),
+            Self::GuestApi => f.write_str("no sandbox reaches the guest API of one, whatever token it has"),
             Self::Rule(label) => write!(f, "the rule {label} denies it"),
             Self::Unseen(label) => {
                 write!(f, "the rule {label} denies some of it, and whether this is of that can't be seen")
@@ -117,6 +119,7 @@ pub(super) fn remedy(policy: &Effective, question: &Question<'_>, cause: &Cause)
         Cause::Address(_) | Cause::SpecialName | Cause::Record(_) => String::new(),
         Cause::DnsPort => "use the resolver that /etc/resolv.conf names".to_owned(),
         Cause::Edge => "ask for the name with http://, on port 80".to_owned(),
+        Cause::GuestApi => "reach a program inside by the name of its own port".to_owned(),
         Cause::Udp => "use TCP; of HTTP, that is version 1 or 2".to_owned(),
         Cause::Rule(label) | Cause::Unseen(label) => match label.origin {
             Origin::Request => format!("remove or narrow the rule {label}"),

@@ -185,11 +185,19 @@ pub struct Edge {
     pub address: Ipv4Addr,
 }
 
+/// The port on which every sandbox's guest API seems to listen.
+pub const GUEST_API_PORT: u16 = 49983;
+
 impl Edge {
+    /// Whether it is the name of a sandbox's guest API. Where that wants no token, whoever reaches it is root in there.
+    pub(super) fn is_guest_api(name: &Hostname) -> bool {
+        let port = name.as_str().split(['-', '.']).next();
+        port.is_some_and(|port| port.parse() == Ok(GUEST_API_PORT))
+    }
+
     /// Whether it answers for a name.
     pub(super) fn answers(&self, name: &Hostname) -> bool {
-        let label = name.as_str().strip_suffix(self.domain.as_str());
-        label.is_some_and(|label| label.len() > 1 && label.ends_with('.'))
+        name.is_below(&self.domain)
     }
 }
 

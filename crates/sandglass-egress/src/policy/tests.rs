@@ -128,6 +128,17 @@ fn names_of_the_server_s_own_domain_are_answered_by_the_server_where_a_rule_for_
     assert!(at_edge(&effective, get(&own, &method, &path)).is_allowed());
     assert!(!at_edge(&effective, get(&own, &method, &"/b".parse().unwrap())).is_allowed());
     assert!(!at_edge(&effective, get(&own, &"POST".parse().unwrap(), &path)).is_allowed());
+    // The guest API of a sandbox is for clients, whatever a rule says.
+    for name in ["49983-a.boxes.example", "49983-a-x.boxes.example", "049983-a.boxes.example"].map(host) {
+        let rule = format!(r#"[{{"allow":"{name}"}},{{"allow":"*.boxes.example"}}]"#);
+        let effective = with_edge(&rule, &rule);
+        let asked = Question::Dns { name: &name, record: Record::A };
+        let reached = Question::Reach { name: &name, port: Port::HTTP };
+        let connected = tcp("10.11.12.1", 80, &[], get(&name, &method, &path));
+        for question in [asked, reached, connected] {
+            assert_eq!(cause(&effective, question), Cause::GuestApi);
+        }
+    }
     // Without a domain of its own, a server has nothing there.
     let without = policy(hosts);
     assert_eq!(edge(ask(&without, &own)), None);

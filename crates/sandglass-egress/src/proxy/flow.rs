@@ -52,8 +52,6 @@ pub(super) struct Allowed<'a> {
     out: AtomicU64,
     /// Bytes that came in.
     into: AtomicU64,
-    /// The server answers it itself.
-    edge: bool,
     /// The binding that it uses.
     _held: Option<Held>,
 }
@@ -98,6 +96,24 @@ impl Allowed<'_> {
             before = now;
         }
     }
+}
+
+/// Where a flow that was allowed is carried to.
+#[derive(Debug)]
+pub(super) enum Server {
+    /// Where the guest wanted to.
+    There,
+    /// The server's own edge, where it has a place.
+    Edge(Socket),
+}
+
+/// Why a flow is not carried.
+#[derive(Debug)]
+pub(super) enum Refused {
+    /// The policy denies it.
+    Denied(Denial),
+    /// There is no room, by this rule. The guest is told nothing.
+    Limit(&'static str),
 }
 
 /// Room for what a guest sends first, in bytes: most of it fits.
@@ -171,17 +187,24 @@ impl Flow {
         seen: Seen<'_>,
     ) {
         match self.admit(seen) {
-            Ok(allowed) => {
-                let _ended =
-                    self.while_allowed(policy, seen, &allowed, self.splice(&allowed, guest, read)).await;
+            Ok((allowed, server)) => {
+                let work = self.splice(&allowed, server, guest, read);
+                self.while_allowed(policy, seen, &allowed, work).await;
             }
-            Err(denial) => self.refuse(denial),
+            Err(Refused::Denied(denial)) => self.refuse(denial),
+            Err(Refused::Limit(rule)) => self.refuse_by(rule),
         }
     }
 
     /// Connects both sides, and sends what was read already.
-    async fn splice(&self, allowed: &Allowed<'_>, mut guest: Socket, read: Vec<u8>) -> Result<(), Broken> {
-        let mut server = self.dial(allowed).await?;
+    async fn splice(
+        &self,
+        allowed: &Allowed<'_>,
+        server: Server,
+        mut guest: Socket,
+        read: Vec<u8>,
+    ) -> Result<(), Broken> {
+        let mut server = self.dial(server).await?;
         {
             let (from_guest, mut to_guest) = guest.split();
             let (from_server, mut to_server) = server.split();
@@ -233,29 +256,41 @@ impl Flow {
         self.proxy.enforcer.decide(Question::Connect(connection))
     }
 
-    /// Decides, and keeps the binding that the decision is based on.
-    pub(super) fn admit(&self, seen: Seen<'_>) -> Result<Allowed<'_>, Denial> {
+    /// Decides, and keeps the binding that the decision is based on. What is for the edge has its place there by then:
+    /// without one, nothing ever says that it was allowed.
+    pub(super) fn admit(&self, seen: Seen<'_>) -> Result<(Allowed<'_>, Server), Refused> {
         let enforcer = &self.proxy.enforcer;
         loop {
             let verdict = self.ask(seen);
             let grant = match &verdict {
-                Verdict::Deny(denial) => return Err(denial.clone()),
+                Verdict::Deny(denial) => return Err(Refused::Denied(denial.clone())),
                 Verdict::Allow(grant) => grant,
             };
-            let edge = grant.edge.is_some();
             // Of names that the server answers for itself, none is bound: whatever their address, the name says where to.
             let held = match &grant.name {
-                Some(name) if !edge => match enforcer.hold(self.to.ip(), name) {
+                Some(name) if grant.edge.is_none() => match enforcer.hold(self.to.ip(), name) {
                     Some(held) => Some(held),
                     // It ended just now. Without it the verdict is another one.
                     None => continue,
                 },
                 _ => None,
             };
+            let server = match grant.edge {
+                None => Server::There,
+                Some(_) => Server::Edge(self.enter_edge()?),
+            };
             let receipt = Some(self.receipt(&verdict));
             let (out, into) = (AtomicU64::new(0), AtomicU64::new(0));
-            return Ok(Allowed { flow: self, receipt, out, into, edge, _held: held });
+            return Ok((Allowed { flow: self, receipt, out, into, _held: held }, server));
         }
+    }
+
+    fn enter_edge(&self) -> Result<Socket, Refused> {
+        let entered = self.proxy.dial.edge(self.proxy.enforcer.sandbox());
+        entered.map(Socket::new).map_err(|error| {
+            tracing::debug!(%error, "no place at the edge");
+            Refused::Limit("limit/edge")
+        })
     }
 
     /// Does its work until that ends, the flow may not go on, or it has rested for too long. In all cases but the first
@@ -292,11 +327,14 @@ impl Flow {
     }
 
     /// Connects to where the guest wanted to, when it is its turn.
-    pub(super) async fn dial(&self, allowed: &Allowed<'_>) -> io::Result<Socket> {
+    pub(super) async fn dial(&self, server: Server) -> io::Result<Socket> {
+        if let Server::Edge(entered) = server {
+            return Ok(entered);
+        }
         let meter = &self.proxy.meter;
         let dialled = timeout(meter.caps.dial, async {
             let _turn = meter.dials.acquire().await.map_err(io::Error::other)?;
-            if allowed.edge { self.proxy.dial.edge().await } else { self.proxy.dial.dial(self.to).await }
+            self.proxy.dial.dial(self.to).await
         });
         Ok(Socket::new(dialled.await??))
     }

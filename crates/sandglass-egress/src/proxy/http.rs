@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::answer::{self, Explained, LINGER};
 use super::body::Rest;
 use super::caps::Way;
-use super::flow::{Allowed, Flow, Unread};
+use super::flow::{Allowed, Flow, Refused, Server, Unread};
 use super::socket::Socket;
 use super::splice::{Broken, Lane, drain, read};
 use crate::http::{BadHead, Body, Peek, RequestHead, peek};
@@ -59,14 +59,15 @@ pub(super) async fn run(
         return answer::forbid(guest, &denied(rule, reason, remedy)).await;
     }
     match flow.admit(head.seen()) {
-        Ok(allowed) => {
-            let work = carry(flow, &allowed, guest, bytes, &head);
+        Ok((allowed, server)) => {
+            let work = carry(flow, &allowed, server, guest, bytes, &head);
             flow.while_allowed(policy, head.seen(), &allowed, work).await;
         }
-        Err(denial) => {
+        Err(Refused::Denied(denial)) => {
             flow.refuse(denial.clone());
             answer::forbid(guest, &denial).await;
         }
+        Err(Refused::Limit(rule)) => flow.refuse_by(rule),
     }
 }
 
@@ -88,11 +89,12 @@ struct Ends<'a> {
 async fn carry(
     flow: &Flow,
     allowed: &Allowed<'_>,
+    server: Server,
     mut guest: Socket,
     mut bytes: Vec<u8>,
     head: &RequestHead,
 ) -> Result<(), Broken> {
-    let mut server = match flow.dial(allowed).await {
+    let mut server = match flow.dial(server).await {
         Ok(server) => server,
         Err(error) => {
             let (rule, reason) = (allowed.rule(), format!("the server can't be reached: {error}"));

@@ -93,6 +93,23 @@ async fn what_is_for_the_server_s_own_domain_goes_to_its_edge_one_request_at_a_t
 }
 
 #[tokio::test]
+async fn who_has_no_place_at_the_edge_is_reset_and_no_receipt_says_that_it_was_allowed() {
+    let world = World::new("[]").await;
+    world.enforcer.set_policy(own_domain(r#"[{"id":"peer","allow":"8000-a.boxes.example"}]"#));
+    let request = b"GET /a HTTP/1.1\r\nHost: 8000-a.boxes.example\r\n\r\n";
+    world.send(GATEWAY, 80, request).await.is_reset().await;
+    let receipt = world.receipt_after(0).await;
+    assert_eq!((receipt.rule.to_string().as_str(), receipt.outcome), ("limit/edge", Outcome::Denied));
+    assert_eq!(receipt.shown.unwrap().to_string(), "8000-a.boxes.example");
+    // The control: with a place it goes, and by then the one before has left no other receipt.
+    let edge = world.edge().await;
+    let guest = world.send(GATEWAY, 80, request).await;
+    drop((edge.accept().await, guest));
+    assert_eq!(world.receipt_after(1).await.outcome, Outcome::Allowed);
+    assert_eq!(world.entered(), [world.enforcer.sandbox().clone(), world.enforcer.sandbox().clone()]);
+}
+
+#[tokio::test]
 async fn a_request_byte_by_byte_is_one() {
     let world = World::new(HOST).await;
     let site = world.server(SITE, 80).await;

@@ -63,6 +63,8 @@ struct Routes {
     dialled: Mutex<Vec<SocketAddr>>,
     /// What is the edge here.
     edge: Mutex<Option<SocketAddr>>,
+    /// Who went there.
+    entered: Mutex<Vec<SandboxId>>,
 }
 
 #[async_trait]
@@ -73,9 +75,12 @@ impl Dial for Routes {
         TcpStream::connect(server.ok_or(io::ErrorKind::ConnectionRefused)?).await
     }
 
-    async fn edge(&self) -> io::Result<TcpStream> {
+    fn edge(&self, from: &SandboxId) -> io::Result<TcpStream> {
+        self.entered.lock().unwrap().push(from.clone());
         let server = *self.edge.lock().unwrap();
-        TcpStream::connect(server.ok_or(io::ErrorKind::ConnectionRefused)?).await
+        let stream = std::net::TcpStream::connect(server.ok_or(io::ErrorKind::QuotaExceeded)?)?;
+        stream.set_nonblocking(true)?;
+        TcpStream::from_std(stream)
     }
 }
 
@@ -184,6 +189,11 @@ impl World {
     /// The addresses that were connected to.
     pub(super) fn dialled(&self) -> Vec<SocketAddr> {
         self.routes.dialled.lock().unwrap().clone()
+    }
+
+    /// The sandboxes that went to the edge.
+    pub(super) fn entered(&self) -> Vec<SandboxId> {
+        self.routes.entered.lock().unwrap().clone()
     }
 
     /// All receipts, once there are so many.
