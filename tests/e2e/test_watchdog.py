@@ -99,7 +99,8 @@ def test_a_watchdog_that_is_killed_is_replaced(lone_server):
     assert until(lambda: record(server, box.sandbox_id)["end_reason"], what="an end") == "timeout"
 
 
-def test_a_server_that_starts_while_sandboxes_are_ended_waits_for_that(lone_server):
+@pytest.mark.parametrize("ending", ["killed", "out of time"])
+def test_a_server_that_starts_while_sandboxes_are_ended_waits_for_that(lone_server, ending):
     server = lone_server
     server.stop()
     log_from = log_size(server)
@@ -111,8 +112,10 @@ def test_a_server_that_starts_while_sandboxes_are_ended_waits_for_that(lone_serv
     [round] = [pid for pid, arguments in watchdogs(server).items() if arguments[-1] == "--round"]
     # Its process is there, and has no children yet: it waits for the lock.
     assert not announced.is_set() and server.process.poll() is None
-    os.kill(round, signal.SIGKILL)
+    if ending == "killed":
+        os.kill(round, signal.SIGKILL)
     assert announced.wait(60), server.log_tail()
+    assert has_ended(round)
     assert f"http://{server.address}" == settings["E2B_API_URL"]
     assert until(lambda: record(server, box.sandbox_id)["end_reason"], what="an end") == "timeout"
     server.assert_nothing_left()
@@ -159,3 +162,53 @@ def test_nobody_need_read_the_log(lone_server):
     for box in boxes:
         until(lambda box=box: is_gone(server, box.sandbox_id), within=60, what="the end of the sandbox")
     server.wrap = []
+
+
+def test_a_full_log_pipe_holds_nothing_up(lone_server, work_folder):
+    server = lone_server
+    server.stop()
+    log = work_folder / "log"
+    os.mkfifo(log)
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    server.wrap = ["sh", "-c", f'exec "$@" 2> "{log}"', "sh"]
+    server.start()
+    boxes = [Sandbox.create(timeout=6, **server.opts) for _ in range(2)]
+    watchdog = the_watchdog(server)
+    # From now on there is no room in it, and nobody makes any.
+    crash(server, "both")
+    filler = os.open(log, os.O_WRONLY | os.O_NONBLOCK)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(filler, b"x")
+    for box in boxes:
+        until(lambda box=box: is_gone(server, box.sandbox_id), within=60, what="the end of the sandbox")
+    until(lambda: has_ended(watchdog), within=30, what="the end of the watchdog")
+    for end in (reader, filler):
+        os.close(end)
+    server.wrap = []
+
+
+def test_who_reads_the_log_hears_its_end_before_the_last_deadline(lone_server, work_folder):
+    server = lone_server
+    server.stop()
+    log = work_folder / "log"
+    os.mkfifo(log)
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    server.wrap = ["sh", "-c", f'exec "$@" 2> "{log}"', "sh"]
+    server.start()
+    box = Sandbox.create(timeout=600, **server.opts)
+    crash(server, "both")
+
+    def at_end() -> bool:
+        try:
+            return not os.read(reader, 1 << 16)
+        except BlockingIOError:
+            return False
+
+    until(at_end, within=15, what="the end of the log")
+    assert the_watchdog(server)
+    os.close(reader)
+    server.wrap = []
+    server.start()
+    assert answers(server, box.sandbox_id)
+    assert box.kill()

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, Span};
 
-use self::bring_up::{Origin, bring_up, deadline, exit_of};
+use self::bring_up::{Origin, bring_up, deadline, exit_of, keep_deadline};
 pub(crate) use self::request::{Asked, Handle, Request};
 use crate::egress;
 use crate::governor;
@@ -171,6 +171,9 @@ impl<'a> Owner<'a> {
             let remembering = egress::remember(Arc::clone(&enforcer), folder, self.gone.clone());
             self.tasks.spawn(remembering);
             self.enforcer = Some(enforcer);
+        }
+        if origin == Origin::Found {
+            keep_deadline(&self.shared.host, &self.row, self.ends).await;
         }
         let (shared, row) = (Arc::clone(&self.shared), self.row.clone());
         let (enforcer, gone, tasks) = (self.enforcer.clone(), self.gone.clone(), self.tasks.clone());

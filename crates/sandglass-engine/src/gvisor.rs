@@ -72,7 +72,7 @@ use crate::record::{self as records, Status};
 use crate::session::Session;
 use crate::side_by_side::{both, side_by_side};
 
-pub use self::airlocks::{AirlockError, Airlocks};
+pub use self::airlocks::{AirlockError, Airlocks, Release};
 pub use self::ceiling::of as ceiling;
 pub use self::control::knows as over_control_socket;
 pub use self::holdings::Holdings;
@@ -128,6 +128,7 @@ pub enum Driver {
 #[derive(Debug)]
 pub struct GvisorEngine {
     holdings: Holdings,
+    airlocks: Option<Arc<dyn Airlocks>>,
     runsc: Runsc,
     layer: Layer,
     args: Vec<String>,
@@ -167,7 +168,8 @@ impl GvisorEngine {
             }
         }
         adopt_orphans().map_err(|error| step("become a reaper", error))?;
-        let holdings = Holdings::open(paths, &instance, airlocks)?;
+        let released = airlocks.as_ref().map(|airlocks| Arc::clone(airlocks) as _);
+        let holdings = Holdings::open(paths, &instance, released)?;
         let paths = &holdings.paths;
         image::sweep(&paths.images()).map_err(|error| step("remove unfinished images", error))?;
         let args = std::iter::once(oci::GUEST_PATH.to_owned()).chain(guest_args).collect();
@@ -182,6 +184,7 @@ impl GvisorEngine {
             over_socket,
             layer: layer::ensure(paths, &guest)?,
             holdings,
+            airlocks,
             args,
             cpus: Cpus::own().map_err(|error| step("count the processors", error))?,
             turn: AtomicU64::new(0),
@@ -362,7 +365,7 @@ impl GvisorEngine {
         leaf: &Leaf,
     ) -> Result<(), EngineError> {
         sandglass_failpoint::hit("engine.create.network")?;
-        let netns = match &self.holdings.airlocks {
+        let netns = match &self.airlocks {
             Some(airlocks) => {
                 Some(airlocks.assign(&spec.id).map_err(|error| step("make the network", error))?)
             }
@@ -436,7 +439,7 @@ impl Engine for GvisorEngine {
         let mut record = self.expect(id, Presence::Created, "start")?;
         if record.progress.is_some() {
             sandglass_failpoint::hit("engine.start.link")?;
-            let link = self.holdings.airlocks.as_ref().map(|airlocks| airlocks.guest_link(id)).transpose();
+            let link = self.airlocks.as_ref().map(|airlocks| airlocks.guest_link(id)).transpose();
             let link = link.map_err(|error| step("open the guest's interface", error))?;
             self.control(id).start(link.as_ref())?;
             sandglass_failpoint::hit("engine.start.save")?;
@@ -576,7 +579,7 @@ impl Engine for GvisorEngine {
         }
         // What is not named like a sandbox is none of ours.
         let mut ids: BTreeSet<SandboxId> = names.iter().filter_map(|name| name.parse().ok()).collect();
-        if let Some(airlocks) = &self.holdings.airlocks {
+        if let Some(airlocks) = &self.airlocks {
             ids.extend(airlocks.assigned().map_err(failed)?);
         }
         ids.into_iter().map(|id| self.presence(&id).map(|presence| (id, presence))).collect()
@@ -589,7 +592,7 @@ impl Engine for GvisorEngine {
 
     fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, EngineError> {
         self.known(id)?;
-        let Some(airlocks) = &self.holdings.airlocks else {
+        let Some(airlocks) = &self.airlocks else {
             return Err(EngineError::Unsupported { engine: NAME, verb: "make a socket without a network" });
         };
         if socket == AirlockSocket::FilterLog && !airlocks.logs() {

@@ -30,7 +30,7 @@ mod pool;
 mod ruleset;
 mod slot;
 
-pub use assignments::Assignments;
+pub use assignments::{Assigned, Assignments};
 pub use plan::{
     AIRLOCK_ADDRESS, AIRLOCK_MAC, AIRLOCK_NETWORK, DNS_PORT, EGRESS_PORT, GUEST_ADDRESS, GUEST_MAC,
     PREFIX_LEN, SlotName,

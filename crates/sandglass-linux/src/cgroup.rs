@@ -136,11 +136,13 @@ impl Cgroups {
     /// is ended with a service, and what limits it, is then none of its business.
     ///
     /// # Errors
-    /// The kernel refused: on version 2 the top of a container's hierarchy takes no process.
+    /// The kernel refused at least once, here for the first time; every other hierarchy is left. On version 2 the top of a
+    /// container's hierarchy takes no process.
     pub fn leave(&self) -> io::Result<()> {
         self.hierarchies
             .iter()
-            .try_for_each(|hierarchy| fs_err::write(hierarchy.root.join("cgroup.procs"), "0"))
+            .map(|hierarchy| fs_err::write(hierarchy.root.join("cgroup.procs"), "0"))
+            .fold(Ok(()), io::Result::and)
     }
 
     /// In one of the hierarchies, the group of the process whose `/proc/PID/cgroup` reads so (cgroups(7)); `None` if it

@@ -8,21 +8,25 @@
 //! It has no socket, reads nothing but what the host wrote, and leaves the control groups of the service, with which it
 //! would be killed. It ends when no sandbox with a deadline is left, or when a later host has one of its own.
 
+use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use fs_err as fs;
-use sandglass_egress::policy::Openings;
+use rustix::fs::FileType;
+use rustix::process::{Signal, getpid, kill_process};
+use rustix::{stdio, termios};
 use sandglass_engine::deadline::{self, Moment};
 use sandglass_engine::fake::{FakeConfig, FakeEngine};
 use sandglass_engine::gvisor::{Holdings, HostPaths};
-use sandglass_engine::network::{Assignments, Filter};
+use sandglass_engine::network::Assigned;
 use sandglass_engine::{Engine as _, EngineError};
 use sandglass_linux::cgroup::{self, Cgroups};
 use sandglass_linux::lock::{FolderLock, LockError};
@@ -40,11 +44,14 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// The shortest: a server that was just killed, or is restarted, ends its sandboxes itself, and knows more of them.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// How long the lock is held at most. A server that starts waits longer than that.
+/// How long a round, which has the lock, takes at most. A server that starts waits longer than that.
 const HOLD: Duration = Duration::from_secs(15);
 
 /// How many sandboxes are ended at the same time.
 const AT_ONCE: usize = 8;
+
+/// The longest pause before a watchdog that does not stay is started again.
+const BACKOFF: Duration = Duration::from_secs(60);
 
 /// How long the host waits for a watchdog that has nothing to do.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -58,9 +65,11 @@ const ENVIRONMENT: [&str; 2] = ["SANDGLASS_LOG", sandglass_failpoint::VARIABLE];
 /// A watchdog of this host, and another one when it ends before the host.
 pub(crate) struct Watched {
     sandboxes: PathBuf,
-    ending: Arc<AtomicBool>,
+    /// Dropped when the watchdog is no longer to be replaced.
+    keeping: mpsc::Sender<()>,
     /// Only this process has it; it closes with it.
     line: OwnedFd,
+    /// Hears when no watchdog is left, and none will be started.
     ended: mpsc::Receiver<()>,
 }
 
@@ -74,22 +83,23 @@ impl Watched {
             .context("no line to it")
             .map_err(failed)?;
         let first = launch(&theirs).map_err(failed)?;
-        let ending = Arc::new(AtomicBool::new(false));
+        let (keeping, kept) = mpsc::channel();
         let (said, ended) = mpsc::channel();
-        let stop = Arc::clone(&ending);
         let keep = move || {
-            let mut watchdog = Some(first);
+            let (mut watchdog, mut pause) = (Some(first), SHORTEST);
             loop {
-                if let Some(watchdog) = &watchdog {
-                    let status = watchdog.wait(None);
-                    if stop.load(Ordering::SeqCst) {
-                        // Nobody waits for that where there are deadlines.
-                        let _gone = said.send(());
-                        return;
-                    }
-                    tracing::warn!(?status, "the watchdog ended, and is started again");
+                let started = Instant::now();
+                let status = watchdog.map(|watchdog| watchdog.wait(None));
+                if started.elapsed() > BACKOFF {
+                    pause = SHORTEST;
                 }
-                thread::sleep(SHORTEST);
+                if kept.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
+                    // Nobody waits for that where there are deadlines.
+                    let _gone = said.send(());
+                    return;
+                }
+                pause = (pause * 2).min(BACKOFF);
+                tracing::warn!(?status, "the watchdog ended, and is started again");
                 watchdog = launch(&theirs)
                     .inspect_err(|error| tracing::error!("the watchdog could not be started: {error:#}"))
                     .ok();
@@ -101,12 +111,12 @@ impl Watched {
             .context("no thread for it")
             .map_err(failed)?;
         let sandboxes = data.sandboxes();
-        Ok(Self { sandboxes, ending, line, ended })
+        Ok(Self { sandboxes, keeping, line, ended })
     }
 
     /// Leaves the sandboxes to it. Without any it ends at once, and that is waited for, so that it is not seen any more.
     pub(crate) fn end(self) {
-        self.ending.store(true, Ordering::SeqCst);
+        drop(self.keeping);
         drop(self.line);
         if deadline::all(&self.sandboxes).is_ok_and(|all| all.is_empty())
             && self.ended.recv_timeout(FAREWELL).is_err()
@@ -131,7 +141,7 @@ fn launch(line: &OwnedFd) -> anyhow::Result<Child> {
 pub(crate) fn run(args: cli::Watchdog) -> anyhow::Result<ExitCode> {
     let data = DataDir::open(&args.host.data_dir)?;
     if args.round {
-        round(data, args.host)?;
+        round(&data, args.host)?;
     } else {
         watch(&data)?;
     }
@@ -146,15 +156,21 @@ fn watch(data: &DataDir) -> anyhow::Result<()> {
     }
     std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())
         .context("the line to the host failed")?;
+    if let Err(error) = leave_log() {
+        tracing::warn!(%error, "who does not read the log may hold up the watchdog");
+    }
     let sandboxes = data.sandboxes();
     let mut failed = false;
     loop {
-        let Some(left) = soonest(&sandboxes) else { return Ok(()) };
-        thread::sleep(if failed { LONGEST } else { left.clamp(SHORTEST, LONGEST) });
+        let left = soonest(&sandboxes).inspect_err(
+            |error| tracing::error!(%error, "the deadlines can't be read, and are looked at again"),
+        );
+        let Some(pause) = pause(&left, failed) else { return Ok(()) };
+        thread::sleep(pause);
         if superseded(&named) {
             return Ok(());
         }
-        if soonest(&sandboxes) == Some(Duration::ZERO) && is_free(data.path()) {
+        if soonest(&sandboxes).is_ok_and(|left| left == Some(Duration::ZERO)) && is_free(data.path()) {
             failed = !start_round().unwrap_or_else(|error| {
                 tracing::error!("sandboxes whose time is up can't be ended: {error:#}");
                 false
@@ -178,14 +194,31 @@ fn detach(data: &DataDir) {
     }
 }
 
+/// Writes to no pipe, socket or terminal any more: who reads it may have stopped, and who waits for its end is not to wait
+/// for the last deadline.
+fn leave_log() -> io::Result<()> {
+    let log = stdio::stderr();
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(log)?.st_mode);
+    if matches!(kind, FileType::Fifo | FileType::Socket) || termios::isatty(log) {
+        let null = fs::OpenOptions::new().write(true).open("/dev/null")?;
+        stdio::dup2_stderr(null)?;
+    }
+    Ok(())
+}
+
 /// The time until a sandbox is due; `None` if none will be.
-fn soonest(sandboxes: &Path) -> Option<Duration> {
+fn soonest(sandboxes: &Path) -> io::Result<Option<Duration>> {
     let now = Moment::now();
-    let all = deadline::all(sandboxes).unwrap_or_else(|error| {
-        tracing::error!(%error, "the deadlines can't be read");
-        Vec::new()
-    });
-    all.into_iter().map(|(_, kept)| kept.left(now)).min()
+    Ok(deadline::all(sandboxes)?.into_iter().map(|(_, kept)| kept.left(now)).min())
+}
+
+/// How long to sleep with so much time left, perhaps after a round that failed; `None` if there is nothing to wait for.
+fn pause(left: &io::Result<Option<Duration>>, failed: bool) -> Option<Duration> {
+    match left {
+        Ok(None) => None,
+        Ok(Some(left)) if !failed => Some((*left).clamp(SHORTEST, LONGEST)),
+        _ => Some(LONGEST),
+    }
 }
 
 /// Whether a later host has a watchdog of its own.
@@ -203,19 +236,31 @@ fn is_free(data_dir: &Path) -> bool {
 fn start_round() -> anyhow::Result<bool> {
     let mut round = Command::new(PROGRAM);
     round.args(std::env::args_os().skip(1)).arg("--round").stdin(Stdio::null());
-    Ok(round.status().context("it could not be started")?.success())
+    let status = round.status().context("it could not be started")?;
+    if !status.success() {
+        tracing::warn!(%status, "not all sandboxes whose time is up were ended; that is tried again");
+    }
+    Ok(status.success())
 }
 
-fn round(data: DataDir, args: cli::Host) -> anyhow::Result<()> {
+fn round(data: &DataDir, args: cli::Host) -> anyhow::Result<()> {
+    end_in_time().context("nothing would end it in time")?;
     let _lock = match FolderLock::acquire(data.path()) {
         // A server was quicker, and ends them.
         Err(LockError::InUse) => return Ok(()),
         lock => lock.context("the data folder could not be locked")?,
     };
-    let (done, finished) = mpsc::channel();
-    thread::spawn(move || done.send(end_due(&data, args)));
-    // What is not done by then ends with this process, as if that were killed, and is done in the next round.
-    finished.recv_timeout(HOLD).with_context(|| format!("not done within {HOLD:?}"))?
+    end_due(data, args)
+}
+
+/// Kills this process after [`HOLD`], whatever it waits for, be it a reader of the log. The kernel lets go of the lock when
+/// no thread is left, so that none still removes what the next host makes. The next round does the rest.
+fn end_in_time() -> io::Result<()> {
+    let end = || {
+        thread::sleep(HOLD);
+        kill_process(getpid(), Signal::KILL)
+    };
+    thread::Builder::new().name("time-limit".into()).spawn(end).map(drop)
 }
 
 fn end_due(data: &DataDir, args: cli::Host) -> anyhow::Result<()> {
@@ -266,9 +311,7 @@ impl Remover {
             };
             return Ok(Self::Fake(FakeEngine::open(config)?));
         }
-        // No slot is made, so it matters not what one would let out.
-        let filter = Filter::new(&Openings::default());
-        let airlocks = Assignments::open(&data.host(), instance, filter, 0)?;
+        let airlocks = Assigned::open(&data.host())?;
         let paths = HostPaths { data: data.host(), cache: args.cache_dir };
         Ok(Self::Gvisor(Holdings::open(paths, instance, Some(Arc::new(airlocks)))?))
     }
@@ -296,6 +339,25 @@ mod tests {
             fs::write(&named, text).unwrap();
             assert_eq!(superseded(&named), later);
         }
+    }
+
+    #[test]
+    fn only_who_knows_that_there_is_no_deadline_waits_for_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let sandboxes = folder.path().join("sandboxes");
+        assert_eq!(pause(&soonest(&sandboxes), false), None);
+        fs::write(&sandboxes, "no folder").unwrap();
+        assert_eq!(pause(&soonest(&sandboxes), false), Some(LONGEST));
+        let soon = LONGEST.mul_f32(0.5);
+        for (left, after_failure, slept) in [
+            (Duration::ZERO, false, SHORTEST),
+            (soon, false, soon),
+            (Duration::MAX, false, LONGEST),
+            (Duration::ZERO, true, LONGEST),
+        ] {
+            assert_eq!(pause(&Ok(Some(left)), after_failure), Some(slept));
+        }
+        assert_eq!(pause(&Ok(None), true), None);
     }
 
     #[test]

@@ -35,8 +35,17 @@ pub(super) fn deadline(at: Timestamp, ends: Instant) -> Deadline {
     Deadline { at, after_millis: u64::try_from(after.as_millis()).unwrap_or(u64::MAX) }
 }
 
-fn spec(row: &SandboxRow, deadline: Option<Deadline>) -> SandboxSpec {
+fn spec(row: &SandboxRow, ends: Instant) -> SandboxSpec {
+    let deadline = Some(deadline(row.end_at, ends));
     SandboxSpec { id: row.id.clone(), rootfs: row.rootfs, limits: row.limits, deadline }
+}
+
+/// Keeps the deadline of a found sandbox: what the last server could not say any more, or said by a clock that was set since.
+/// Before anybody moves its end, so that it comes after no later word. A failure is not worth a sandbox.
+pub(super) async fn keep_deadline(host: &Host, row: &SandboxRow, ends: Instant) {
+    if let Err(error) = host.set_deadline(&row.id, Some(deadline(row.end_at, ends))).await {
+        tracing::error!(sandbox = %row.id, error = %Chain(&error), "its deadline can't be kept");
+    }
 }
 
 /// Waits for the end of its processes. An engine that can't say whether they have ended has not said that they have.
@@ -63,22 +72,16 @@ pub(super) async fn bring_up(
     origin: Origin,
 ) -> Result<Arc<Live>, Error> {
     let (host, id) = (&shared.host, &row.id);
-    let deadline = Some(deadline(row.end_at, ends));
     match origin {
         Origin::New => {
             sandglass_failpoint::hit_async("control.create.host").await.map_err(crate::injected)?;
-            host.create(spec(&row, deadline)).await?;
+            host.create(spec(&row, ends)).await?;
         }
         Origin::Image => {
             sandglass_failpoint::hit_async("control.resume.host").await.map_err(crate::injected)?;
-            host.restore(spec(&row, deadline), id).await?;
+            host.restore(spec(&row, ends), id).await?;
         }
-        // What the last server could not say any more, or said by a clock that was set since. Not worth a sandbox.
-        Origin::Found => {
-            if let Err(error) = host.set_deadline(id, deadline).await {
-                tracing::error!(sandbox = %id, error = %Chain(&error), "its deadline can't be kept");
-            }
-        }
+        Origin::Found => {}
     }
     sandglass_failpoint::hit_async("control.create.guard").await.map_err(crate::injected)?;
     // Before anything runs in a new one. A found one lost its listeners with their server, and a restored one runs

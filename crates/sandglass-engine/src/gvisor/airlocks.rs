@@ -12,9 +12,18 @@ use crate::engine::AirlockSocket;
 /// A failure of the network; the engine adds which step it was.
 pub type AirlockError = Box<dyn Error + Send + Sync>;
 
+/// Ends what a sandbox has of the network: all that is needed of it where sandboxes are only removed.
+pub trait Release: Send + Sync + fmt::Debug {
+    /// Ends its pair of namespaces; `Ok` if it has none.
+    ///
+    /// # Errors
+    /// The kernel refused; call again.
+    fn release(&self, id: &SandboxId) -> Result<(), AirlockError>;
+}
+
 /// Hands each sandbox a pair of network namespaces: the inner one it runs in, the outer one, its airlock, that ends
 /// at the server's sockets.
-pub trait Airlocks: Send + Sync + fmt::Debug {
+pub trait Airlocks: Release {
     /// Gives a sandbox its pair and says where the inner namespace is pinned. The same pair again if it has one.
     ///
     /// # Errors
@@ -36,12 +45,6 @@ pub trait Airlocks: Send + Sync + fmt::Debug {
     /// # Errors
     /// It has no pair, or the kernel refused.
     fn guest_link(&self, id: &SandboxId) -> Result<OwnedFd, AirlockError>;
-
-    /// Ends its pair; `Ok` if it has none.
-    ///
-    /// # Errors
-    /// The kernel refused; call again.
-    fn release(&self, id: &SandboxId) -> Result<(), AirlockError>;
 
     /// Who has one, read from the kernel.
     ///

@@ -11,7 +11,7 @@ use sandglass_linux::cgroup::{self, Cgroups, Leaf};
 use sandglass_linux::process::{PidFd, boot_id};
 use sandglass_types::{InstanceId, SandboxId};
 
-use super::airlocks::Airlocks;
+use super::airlocks::Release;
 use super::paths::HostPaths;
 use super::record::Record;
 use super::{runsc, teardown};
@@ -24,7 +24,7 @@ use crate::side_by_side::{both, side_by_side};
 #[derive(Debug)]
 pub struct Holdings {
     pub(super) paths: HostPaths,
-    pub(super) airlocks: Option<Arc<dyn Airlocks>>,
+    airlocks: Option<Arc<dyn Release>>,
     pub(super) cgroups: Cgroups,
     pub(super) boot_id: String,
 }
@@ -38,7 +38,7 @@ impl Holdings {
     pub fn open(
         paths: HostPaths,
         instance: &InstanceId,
-        airlocks: Option<Arc<dyn Airlocks>>,
+        airlocks: Option<Arc<dyn Release>>,
     ) -> Result<Self, EngineError> {
         let cgroups = Cgroups::detect(Path::new(cgroup::ROOT), instance.as_str())
             .map_err(|error| step("find the control groups", error))?;

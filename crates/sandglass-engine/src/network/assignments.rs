@@ -12,24 +12,85 @@ use sandglass_types::{InstanceId, SandboxId};
 
 use super::{Filter, NetworkError, Pool, Slot, SlotName, step};
 use crate::engine::AirlockSocket;
-use crate::gvisor::{AirlockError, Airlocks};
+use crate::gvisor::{AirlockError, Airlocks, Release};
 
-/// Gives each sandbox a slot of its own and remembers which: one file a sandbox, with the slot's name in it.
+/// Which sandbox has which slot: one file a sandbox, with the slot's name in it.
 ///
 /// The file is written before the slot is used and removed after it is gone. So a slot without a file was never used,
 /// and [`Assignments::open`] removes it; a file without a slot is left by a machine that was switched off.
 #[derive(Debug)]
-pub struct Assignments {
+pub struct Assigned {
     folder: PathBuf,
     pins: Arc<PinFolder>,
+}
+
+impl Assigned {
+    /// Finds the assignments of an instance and changes nothing. `data` is the host's folder; `data/slots` and `data/ns`
+    /// belong to this.
+    ///
+    /// # Errors
+    /// The step that failed.
+    pub fn open(data: &Path) -> Result<Self, NetworkError> {
+        let (folder, pins) = (data.join("slots"), data.join("ns"));
+        for needed in [&folder, &pins] {
+            fs::create_dir_all(needed).map_err(step("make a folder of the network"))?;
+        }
+        let pins = PinFolder::open(&pins).map_err(step("open the folder of pinned namespaces"))?;
+        Ok(Self { folder, pins: Arc::new(pins) })
+    }
+
+    fn file(&self, id: &SandboxId) -> PathBuf {
+        self.folder.join(id.as_str())
+    }
+
+    fn slot(&self, id: &SandboxId) -> Result<Option<Slot>, NetworkError> {
+        Ok(read(&self.file(id))?.map(|name| Slot::named(&self.pins, name)))
+    }
+
+    /// Takes away the mount under the pins, if nobody needs it.
+    fn close(&self) {
+        match self.pins.close() {
+            // Busy: a sandbox needs it. Invalid: it is unmounted already.
+            Err(error) if !matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::InvalidInput) => {
+                tracing::warn!(%error, "the folder of pinned namespaces could not be unmounted");
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Assigned {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Release for Assigned {
+    fn release(&self, id: &SandboxId) -> Result<(), AirlockError> {
+        if let Some(slot) = self.slot(id)? {
+            slot.destroy()?;
+        }
+        sandglass_failpoint::hit("network.release.forget")?;
+        match fs::remove_file(self.file(id)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Gives each sandbox a slot of its own, and remembers which.
+#[derive(Debug)]
+pub struct Assignments {
+    /// Ends before the mount under the pins can.
     pool: Pool,
+    assigned: Assigned,
     logs: bool,
 }
 
 impl Assignments {
     /// Takes up the assignments of an instance, removes slots that nobody has, and starts a pool that keeps `spare` ready.
     ///
-    /// `data` is the host's folder; `data/slots` and `data/ns` belong to this. Slots from now on have `filter`.
+    /// `data` is as for [`Assigned::open`]. Slots from now on have `filter`.
     ///
     /// # Errors
     /// The step that failed.
@@ -39,49 +100,32 @@ impl Assignments {
         filter: Filter,
         spare: usize,
     ) -> Result<Self, NetworkError> {
-        let folder = data.join("slots");
-        let pins = data.join("ns");
-        for needed in [&folder, &pins] {
-            fs::create_dir_all(needed).map_err(step("make a folder of the network"))?;
-        }
-        let pins = PinFolder::open(&pins).map_err(step("open the folder of pinned namespaces"))?;
-        let pins = Arc::new(pins);
-        sweep(&folder)?;
+        let assigned = Assigned::open(data)?;
+        sweep(&assigned.folder)?;
         let mut owned = BTreeSet::new();
-        for id in ids(&folder)? {
-            owned.extend(read(&folder.join(id.as_str()))?);
+        for id in ids(&assigned.folder)? {
+            owned.extend(read(&assigned.file(&id))?);
         }
         let logs = filter.log;
-        let pool = Pool::start(Arc::clone(&pins), instance.clone(), filter, spare, &owned)?;
-        Ok(Self { folder, pins, pool, logs })
+        let pool = Pool::start(Arc::clone(&assigned.pins), instance.clone(), filter, spare, &owned)?;
+        Ok(Self { pool, assigned, logs })
     }
 
     /// Ends the pool and removes its unused slots, and the mount under the pins if no sandbox needs it. Sandboxes keep
     /// their slots. Nothing can be assigned afterwards.
     pub fn close(&self) {
         self.pool.shutdown();
-        match self.pins.close() {
-            // Busy: a sandbox needs it. Invalid: it is unmounted already.
-            Err(error) if !matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::InvalidInput) => {
-                tracing::warn!(%error, "the folder of pinned namespaces could not be unmounted");
-            }
-            _ => {}
-        }
-    }
-
-    fn slot(&self, id: &SandboxId) -> Result<Option<Slot>, NetworkError> {
-        let name = read(&self.folder.join(id.as_str()))?;
-        Ok(name.map(|name| Slot::named(&self.pins, name)))
+        self.assigned.close();
     }
 
     fn take(&self, id: &SandboxId) -> Result<Slot, NetworkError> {
         let slot = self.pool.take()?;
-        let aside = self.folder.join(format!("{UNFINISHED}{id}"));
+        let aside = self.assigned.folder.join(format!("{UNFINISHED}{id}"));
         let remember = || {
             sandglass_failpoint::hit("network.assign.remember")?;
             fs::write(&aside, slot.name().to_string())?;
             sandglass_failpoint::hit("network.assign.rename")?;
-            fs::rename(&aside, self.folder.join(id.as_str()))
+            fs::rename(&aside, self.assigned.file(id))
         };
         if let Err(error) = remember() {
             let _absent = fs::remove_file(&aside);
@@ -92,16 +136,16 @@ impl Assignments {
     }
 }
 
-impl Drop for Assignments {
-    fn drop(&mut self) {
-        self.close();
+impl Release for Assignments {
+    fn release(&self, id: &SandboxId) -> Result<(), AirlockError> {
+        self.assigned.release(id)
     }
 }
 
 impl Airlocks for Assignments {
     fn assign(&self, id: &SandboxId) -> Result<PathBuf, AirlockError> {
-        if let Some(slot) = self.slot(id)? {
-            if Slot::reopen(&self.pins, slot.name()).is_ok() {
+        if let Some(slot) = self.assigned.slot(id)? {
+            if Slot::reopen(&self.assigned.pins, slot.name()).is_ok() {
                 return Ok(slot.inner_path()?);
             }
             self.release(id)?;
@@ -110,7 +154,7 @@ impl Airlocks for Assignments {
     }
 
     fn socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, AirlockError> {
-        let slot = self.slot(id)?.ok_or_else(|| io::Error::from(ErrorKind::NotFound))?;
+        let slot = self.assigned.slot(id)?.ok_or_else(|| io::Error::from(ErrorKind::NotFound))?;
         Ok(slot.airlock_socket(socket)?)
     }
 
@@ -119,23 +163,12 @@ impl Airlocks for Assignments {
     }
 
     fn guest_link(&self, id: &SandboxId) -> Result<OwnedFd, AirlockError> {
-        let slot = self.slot(id)?.ok_or_else(|| io::Error::from(ErrorKind::NotFound))?;
+        let slot = self.assigned.slot(id)?.ok_or_else(|| io::Error::from(ErrorKind::NotFound))?;
         Ok(slot.guest_link()?)
     }
 
-    fn release(&self, id: &SandboxId) -> Result<(), AirlockError> {
-        if let Some(slot) = self.slot(id)? {
-            slot.destroy()?;
-        }
-        sandglass_failpoint::hit("network.release.forget")?;
-        match fs::remove_file(self.folder.join(id.as_str())) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
-        }
-    }
-
     fn assigned(&self) -> Result<Vec<SandboxId>, AirlockError> {
-        Ok(ids(&self.folder)?)
+        Ok(ids(&self.assigned.folder)?)
     }
 }
 
@@ -186,7 +219,7 @@ mod tests {
     fn a_slot_is_found_again_and_what_nobody_has_is_removed() {
         let data = tempfile::tempdir().unwrap();
         let instance = InstanceId::random();
-        let (kept, released) = (SandboxId::random(), SandboxId::random());
+        let [kept, released, late] = [(); 3].map(|()| SandboxId::random());
         let filter = Filter::new(&Openings::default());
         let open = || Assignments::open(data.path(), &instance, filter.clone(), DEFAULT_SIZE).unwrap();
 
@@ -198,6 +231,7 @@ mod tests {
         assert_eq!(first.assigned().unwrap(), std::slice::from_ref(&kept));
         first.socket(&kept, AirlockSocket::DnsUdp).unwrap();
         assert!(first.socket(&released, AirlockSocket::DnsUdp).is_err());
+        first.assign(&late).unwrap();
         drop(first);
 
         // A server that was killed between taking a slot and remembering it.
@@ -207,6 +241,9 @@ mod tests {
         // And one that was killed while it remembered.
         let unfinished = data.path().join("slots").join(format!(".{released}"));
         fs::write(&unfinished, "").unwrap();
+        // Who only releases leaves both as they are, and is kept from nothing by them.
+        Assigned::open(data.path()).unwrap().release(&late).unwrap();
+        assert!(Slot::reopen(&pins, forgotten.name()).is_ok() && unfinished.exists());
         let second = open();
         assert!(Slot::reopen(&pins, forgotten.name()).is_err());
         assert!(!unfinished.exists());

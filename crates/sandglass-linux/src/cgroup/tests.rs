@@ -56,6 +56,20 @@ fn version_2_enables_controllers_at_both_levels() {
 }
 
 #[test]
+fn one_hierarchy_that_refuses_keeps_nobody_in_the_others() {
+    let root = version_1();
+    // The first in any order by name.
+    let refusing = root.path().join("cpu,cpuacct/cgroup.procs");
+    fs::remove_file(&refusing).unwrap();
+    fs::create_dir(&refusing).unwrap();
+    let error = Cgroups::detect(root.path(), "inst0001").unwrap().leave().unwrap_err();
+    assert!(error.to_string().contains("cpuacct"), "{error}");
+    for left in ["memory", "pids", "systemd", "unified"] {
+        assert_eq!(fs::read_to_string(root.path().join(left).join("cgroup.procs")).unwrap(), "0");
+    }
+}
+
+#[test]
 fn version_2_counters_are_read() {
     let root = version_2("cpu memory pids\n");
     let cgroups = Cgroups::detect(root.path(), "inst0001").unwrap();
