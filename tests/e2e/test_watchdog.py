@@ -54,16 +54,20 @@ def test_time_is_up_with_a_dead_server_and_for_nobody_else(lone_server):
     shortened = Sandbox.create(timeout=600, **server.opts)
     shortened.set_timeout(8)
     engine = processes_of(brief.sandbox_id)
-    assert engine
+    slots = [(server.data_dir / "host/slots" / box.sandbox_id).read_text() for box in (brief, shortened)]
+    assert engine and all(slots)
     crash(server, "both")
     for box in (brief, shortened):
         until(lambda box=box: is_gone(server, box.sandbox_id), within=60, what="a sandbox whose time is up")
     assert all(has_ended(pid) for pid in engine)
 
-    # What the store does not know yet is missing; nothing is left over, and the others are whole. What has ended may wait
-    # for the first process of the machine, which takes its time.
+    # What the store does not know yet is missing; of it nothing is left over, and the others are whole. What has ended may
+    # wait for the first process of the machine, which takes its time; spare slots of the network wait for the next server.
     looked = lambda: [server.ledger(wait=0)]  # noqa: E731
-    clean = lambda ledger: not ledger["left_over"] and not ledger["unreadable"]  # noqa: E731
+    spare = lambda it: it["sandbox"] is None and it["kind"] in ("mount", "namespace", "link", "file")  # noqa: E731
+    clean = lambda ledger: all(map(spare, ledger["left_over"])) and not ledger["unreadable"]  # noqa: E731
+    pins = [pin.name for pin in (server.data_dir / "host/ns").iterdir()]
+    assert pins and not [pin for pin in pins if pin.startswith(tuple(slots))]
     ledger = until(lambda: [it for _, it in looked() if clean(it)], within=60, what="nothing left over")[0]
     assert {lack["sandbox"] for lack in ledger["missing"]} == {brief.sandbox_id, shortened.sandbox_id}
     assert groups_of(longer.sandbox_id) and groups_of(extended.sandbox_id)

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sandglass_engine::Engine as _;
 use sandglass_types::{Clock as _, EndReason, SandboxState};
+use tokio::time::timeout;
 
 use crate::fixture::{DAY, HOUR, World, request};
 use crate::trouble::broken;
@@ -99,6 +100,28 @@ async fn the_host_s_deadline_is_the_store_s_or_later() {
     server.stop().await;
     let server = world.start().await.unwrap();
     assert_eq!(world.kept(&id), Some(1800));
+    server.kill(&id).await;
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_deadline_of_a_found_sandbox_is_kept_before_its_end_moves() {
+    let world = World::new();
+    let server = world.start().await.unwrap();
+    let id = server.create().await;
+    server.stop().await;
+    let before = world.trouble.calls("set_deadline");
+    let held = world.trouble.hold("set_deadline");
+    // Answers although it has not taken up all.
+    let server = world.start().await.unwrap();
+    let mut extending = Box::pin(server.control.set_timeout(server.team, &id, HOUR * 2));
+    // However long that were: the host is told nothing else before it has answered.
+    timeout(Duration::from_secs(1), &mut extending).await.unwrap_err();
+    assert_eq!(world.trouble.calls("set_deadline"), before + 1);
+    drop(held);
+    extending.await.unwrap();
+    assert_eq!(world.kept(&id), Some(7200));
     server.kill(&id).await;
     world.nothing_left().await;
     server.stop().await;
