@@ -168,14 +168,20 @@ def test_nobody_need_read_the_log(lone_server):
     server.wrap = []
 
 
-def test_a_full_log_pipe_holds_nothing_up(lone_server, work_folder):
-    server = lone_server
+def start_with_log_pipe(server, folder: Path) -> tuple[Path, int]:
+    """Starts it again with a pipe as its log; that, and its end for reading."""
     server.stop()
-    log = work_folder / "log"
+    log = folder / f"log-{server.data_dir.name}"
     os.mkfifo(log)
     reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
     server.wrap = ["sh", "-c", f'exec "$@" 2> "{log}"', "sh"]
     server.start()
+    return log, reader
+
+
+def test_a_full_log_pipe_holds_nothing_up(lone_server, work_folder):
+    server = lone_server
+    log, reader = start_with_log_pipe(server, work_folder)
     boxes = [Sandbox.create(timeout=6, **server.opts) for _ in range(2)]
     watchdog = the_watchdog(server)
     # From now on there is no room in it, and nobody makes any.
@@ -194,12 +200,7 @@ def test_a_full_log_pipe_holds_nothing_up(lone_server, work_folder):
 
 def test_who_reads_the_log_hears_its_end_before_the_last_deadline(lone_server, work_folder):
     server = lone_server
-    server.stop()
-    log = work_folder / "log"
-    os.mkfifo(log)
-    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
-    server.wrap = ["sh", "-c", f'exec "$@" 2> "{log}"', "sh"]
-    server.start()
+    _, reader = start_with_log_pipe(server, work_folder)
     box = Sandbox.create(timeout=600, **server.opts)
     crash(server, "both")
 
