@@ -163,6 +163,19 @@ test("environment and secrets of creation", async (story) => {
   assert.doesNotMatch(env, /e2b_[0-9a-f]{40}/);
 });
 
+test("a paused computer goes on where it was", async (story) => {
+  const sandbox = await fresh(story);
+  await run(sandbox, "echo kept > /dev/shm/memory; echo kept > disk");
+  assert.equal(await sandbox.pause(), true);
+  assert.equal(await sandbox.isRunning(), false);
+  assert.equal((await sandbox.getInfo()).state, "paused");
+  assert.equal(await sandbox.pause(), false);
+  const again = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 60_000 });
+  assert.equal(again.sandboxId, sandbox.sandboxId);
+  assert.equal(await run(again, "cat /dev/shm/memory disk"), "kept\nkept\n");
+  assert.equal(await run(sandbox, "echo the old object as well"), "the old object as well\n");
+});
+
 test("ten computers at once", async () => {
   const one = async (number) => {
     const sandbox = await Sandbox.create({ timeoutMs: 120_000 });

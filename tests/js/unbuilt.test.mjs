@@ -10,7 +10,6 @@ const box = shared();
 test("what is not built says so", async () => {
   const { sandbox } = box;
   const calls = {
-    pausing: () => sandbox.pause(),
     snapshots: () => sandbox.createSnapshot(),
     "listing snapshots": () => Sandbox.listSnapshots().nextItems(),
     forking: () => sandbox.fork(),

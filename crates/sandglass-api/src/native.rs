@@ -85,7 +85,7 @@ struct SandboxView {
     template: String,
     /// Content of its root file system.
     rootfs: String,
-    /// `creating`, `running`, `ending` or `ended`.
+    /// `creating`, `running`, `pausing`, `paused`, `resuming`, `ending` or `ended`.
     #[schema(value_type = String)]
     state: SandboxState,
     /// Counts restores; 1 for a cold start.

@@ -44,6 +44,9 @@ const IDEMPOTENCY_RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// How long a sandbox waits for the room of others that are being removed, which takes some dozens of milliseconds.
 pub(crate) const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
 
+/// How often a sandbox is resumed that others pause at the same time.
+const CONNECT_ATTEMPTS: u32 = 3;
+
 /// The wait between two looks whether they are gone.
 pub(crate) const REMOVAL_CHECK: Duration = Duration::from_millis(50);
 
@@ -52,7 +55,7 @@ pub(crate) const REMOVAL_CHECK: Duration = Duration::from_millis(50);
 pub struct Config {
     /// Templates by name.
     pub templates: HashMap<String, Template>,
-    /// The longest that a sandbox may live, from its creation.
+    /// The longest that a sandbox may live, from its creation or from when it was last resumed.
     pub max_lifetime: Duration,
     /// The domain under which clients reach sandboxes, if there is one.
     pub domain: Option<String>,
@@ -243,7 +246,7 @@ impl Control {
         sandglass_failpoint::hit_async("control.create.insert").await.map_err(injected)?;
         match self.insert(&new).await? {
             Created::Inserted => {}
-            Created::Replay(id) => return self.sandbox(team, &id).await.map_err(|_| outcome_gone()),
+            Created::Replay(id) => return self.standing(team, &id).await.map_err(|_| outcome_gone()),
             Created::InProgress => {
                 let message = "the first request with this idempotency key is still running; try again";
                 return Err(Error::new(ErrorKind::IdempotencyInProgress, message));
@@ -332,13 +335,20 @@ impl Control {
         id: &SandboxId,
         timeout: Duration,
     ) -> Result<(SandboxRow, bool), Error> {
-        if self.standing(team, id).await?.state == SandboxState::Running {
-            return Ok((self.extend(team, id, timeout).await?, false));
-        }
         check_timeout(timeout, self.0.config.max_lifetime)?;
-        self.owner(team, id).await?.resume(id, timeout).await?;
-        // Whoever came at the same time may have resumed it for a shorter time.
-        Ok((self.extend(team, id, timeout).await?, true))
+        let mut resumed = false;
+        for _ in 0..CONNECT_ATTEMPTS {
+            if self.standing(team, id).await?.state != SandboxState::Running {
+                self.owner(team, id).await?.resume(id, timeout).await?;
+                resumed = true;
+            }
+            match self.extend(team, id, timeout).await {
+                // Somebody paused it in between.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                outcome => return Ok((outcome?, resumed)),
+            }
+        }
+        Err(Error::new(ErrorKind::Conflict, "the sandbox is paused again and again: try again"))
     }
 
     /// A sandbox of this team in whatever state, also after its end.

@@ -69,7 +69,9 @@ pub const fn next(state: SandboxState, event: Event) -> Next {
     match (state, event) {
         (Creating | Resuming, Event::Ready) | (Pausing, Event::Failed) => Next::Move(Running, None),
         (Running, Event::Pause) => Next::Move(Pausing, None),
-        (Pausing, Event::Imaged) | (Resuming, Event::Failed | Event::Missing | Event::Exited(_)) => {
+        // What a sandbox was before somebody wanted it again is never given up for a failure or for a time limit.
+        (Pausing, Event::Imaged)
+        | (Resuming, Event::Failed | Event::Missing | Event::Exited(_) | Event::TimeUp) => {
             Next::Move(Paused, None)
         }
         (Paused, Event::Resume) => Next::Move(Resuming, None),
@@ -79,9 +81,7 @@ pub const fn next(state: SandboxState, event: Event) -> Next {
         (Creating | Running | Pausing | Paused | Resuming, Event::Kill) => {
             Next::Move(Ending, Some(EndReason::Killed))
         }
-        (Creating | Running | Pausing | Resuming, Event::TimeUp) => {
-            Next::Move(Ending, Some(EndReason::Timeout))
-        }
+        (Creating | Running | Pausing, Event::TimeUp) => Next::Move(Ending, Some(EndReason::Timeout)),
         (Creating | Running | Pausing, Event::Exited(exit)) => Next::Move(Ending, Some(exit_reason(exit))),
         (Ending, Event::Removed) => Next::Move(Ended, None),
         (Creating | Running | Pausing | Paused | Resuming, Event::Removed)
@@ -127,7 +127,7 @@ mod tests {
             (Event::Imaged,                    [no,                no,               to(Paused),       no,           no,           Stay,      Stay]),
             (Event::Resume,                    [no,                no,               Stay,             to(Resuming), Stay,         Stay,      Stay]),
             (Event::Kill,                      [end(Killed),       end(Killed),      end(Killed),      end(Killed),  end(Killed),  Stay,      Stay]),
-            (Event::TimeUp,                    [end(Timeout),      end(Timeout),     end(Timeout),     Stay,         end(Timeout), Stay,      Stay]),
+            (Event::TimeUp,                    [end(Timeout),      end(Timeout),     end(Timeout),     Stay,         to(Paused),   Stay,      Stay]),
             (Event::Exited(Exit::Ended),       [end(Crashed),      end(Crashed),     end(Crashed),     Stay,         to(Paused),   Stay,      Stay]),
             (Event::Exited(Exit::OutOfMemory), [end(OutOfMemory),  end(OutOfMemory), end(OutOfMemory), Stay,         to(Paused),   Stay,      Stay]),
             (Event::Exited(Exit::Processes),   [end(Processes),    end(Processes),   end(Processes),   Stay,         to(Paused),   Stay,      Stay]),

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use sandglass_egress::enforcer::Enforcer;
 use sandglass_egress::policy::Policy;
+use sandglass_engine::Exit;
 use sandglass_engine::host::HostError;
 use sandglass_store::{SandboxRow, Transition};
 use sandglass_types::error::Chain;
@@ -79,6 +80,8 @@ pub(crate) struct Owner<'a> {
     tasks: TaskTracker,
     /// When its time is up by a clock that nobody sets: a wall clock that is set back must not give it more.
     ends: Instant,
+    /// How long it may run once it is resumed.
+    lease: Duration,
     /// Set once it is being brought up, if its engine has airlocks.
     enforcer: Option<Arc<Enforcer>>,
 }
@@ -87,7 +90,16 @@ impl<'a> Owner<'a> {
     pub(crate) fn new(shared: Arc<Shared>, row: SandboxRow, requests: &'a mut mpsc::Receiver<Asked>) -> Self {
         let gone = shared.stop.child_token();
         let ends = Instant::now() + budget(&row, shared.clock.now());
-        Self { shared, row, requests, gone, tasks: TaskTracker::new(), ends, enforcer: None }
+        Self {
+            shared,
+            row,
+            requests,
+            gone,
+            tasks: TaskTracker::new(),
+            ends,
+            lease: Duration::ZERO,
+            enforcer: None,
+        }
     }
 
     /// How much time it has left.
@@ -121,29 +133,26 @@ impl<'a> Owner<'a> {
     }
 
     async fn live_and_end(&mut self, begin: Begin) {
-        let event = match begin {
-            Begin::Create(span, reply) => {
-                self.live(Origin::New, span, reply).await;
-                Event::Missing
-            }
+        let mut event = Event::Missing;
+        let mut life = match begin {
+            Begin::Create(span, reply) => self.live(Origin::New, span, reply).await,
             Begin::Adopt(reply) => {
                 if self.row.state == SandboxState::Pausing {
                     self.run_on("the server ended while it was being paused").await;
                 }
-                self.live(Origin::Found, Span::current(), reply).await;
-                Event::Missing
+                self.live(Origin::Found, Span::current(), reply).await
             }
-            Begin::Rest => {
-                if self.row.state == SandboxState::Pausing {
-                    self.settle(Event::Imaged, "its image was complete when the server ended").await;
-                }
-                Event::Missing
+            Begin::Rest => Life::Rests(None),
+            Begin::End(due) => {
+                event = due;
+                Life::Ends
             }
-            Begin::End(event) => event,
         };
-        while matches!(self.row.state, SandboxState::Paused | SandboxState::Resuming) {
-            let Some((span, reply)) = self.rest().await else { break };
-            self.live(Origin::Image, span, reply).await;
+        while let Life::Rests(pauser) = life {
+            life = match self.rest(pauser).await {
+                Some((span, reply)) => self.live(Origin::Image, span, reply).await,
+                None => Life::Ends,
+            };
         }
         // Also the way of a half-made one that a crashed server left behind.
         if matches!(self.row.state, SandboxState::Creating | SandboxState::Running | SandboxState::Pausing) {
@@ -161,8 +170,8 @@ impl<'a> Owner<'a> {
         self.end().await;
     }
 
-    /// Brings it up, and keeps it until its end is stored.
-    async fn live(&mut self, origin: Origin, span: Span, asker: oneshot::Sender<Result<(), Error>>) {
+    /// Brings it up, and keeps it until its end is stored, or until it is to rest.
+    async fn live(&mut self, origin: Origin, span: Span, asker: oneshot::Sender<Result<(), Error>>) -> Life {
         let mut askers = vec![asker];
         let mut killed_in = Span::current();
         if self.shared.airlocks().is_some() {
@@ -184,7 +193,13 @@ impl<'a> Owner<'a> {
         // Once it can be reached.
         let mut live: Option<Arc<Live>> = None;
         let (event, why) = loop {
-            let left = self.left();
+            // The time of one that is resumed begins when it runs.
+            let resuming = origin == Origin::Image && coming_up.is_some();
+            let left = if resuming { Duration::MAX } else { self.left() };
+            // However many ask for something that takes its time, its own time is up when it is.
+            if left.is_zero() {
+                break (Event::TimeUp, "its time is up".into());
+            }
             break tokio::select! {
                 outcome = output_of(&mut coming_up) => {
                     coming_up = None;
@@ -210,6 +225,10 @@ impl<'a> Owner<'a> {
                     // What ends the agent mostly ends the sandbox, and that says more.
                     match timeout(EXIT_PATIENCE, output_of(&mut exited)).await {
                         Ok(Ok(exit)) => (Event::Exited(exit), format!("its processes are gone: {exit:?}")),
+                        // One that could not be paused, and that does not run on either.
+                        _ if self.row.state == SandboxState::Pausing => {
+                            (Event::Exited(Exit::Ended), format!("its agent can't be heard any more: {}", Chain(&closed)))
+                        }
                         _ => (Event::Failed, format!("its agent can't be heard any more: {}", Chain(&closed))),
                     }
                 }
@@ -237,9 +256,9 @@ impl<'a> Owner<'a> {
                             Some(live) => self.pause(live).instrument(span).await,
                             None => Err(Error::new(ErrorKind::Conflict, "the sandbox is still being started")),
                         };
-                        let _gone = reply.send(outcome);
-                        if self.row.state == SandboxState::Paused {
-                            return;
+                        match outcome {
+                            Ok(()) => return Life::Rests(Some(reply)),
+                            Err(error) => drop(reply.send(Err(error))),
                         }
                         continue;
                     }
@@ -260,14 +279,11 @@ impl<'a> Owner<'a> {
                     None => std::future::pending().await,
                 },
                 () = sleep(left.min(self.shared.config.patience.clock_check)) => {
-                    if !self.left().is_zero() {
-                        // It runs on after a pause that failed, and that could not be stored.
-                        if self.row.state == SandboxState::Pausing {
-                            self.run_on("it could not be paused").await;
-                        }
-                        continue
+                    // It runs on after a pause that failed, and that could not be stored.
+                    if self.row.state == SandboxState::Pausing {
+                        self.run_on("it could not be paused").await;
                     }
-                    (Event::TimeUp, "its time is up".into())
+                    continue
                 }
             };
         };
@@ -278,16 +294,25 @@ impl<'a> Owner<'a> {
         }
         answer(
             &mut askers,
-            Err(Error::new(ErrorKind::Conflict, "the sandbox was ended before it was ready")),
+            Err(Error::new(
+                ErrorKind::Conflict,
+                "the sandbox was ended, or its time was up, before it was ready",
+            )),
         );
         // A verb that is under way in the host must not come after the one that removes.
         if let Some(coming_up) = coming_up {
             let _abandoned = coming_up.await;
         }
         // One that could not be resumed is paused, whether that is stored or not.
-        if !stored && !matches!(lifecycle::next(self.row.state, event), Next::Move(SandboxState::Paused, _)) {
+        if matches!(self.row.state, SandboxState::Paused | SandboxState::Resuming)
+            && !matches!(event, Event::Kill)
+        {
+            return Life::Rests(None);
+        }
+        if !stored {
             self.remove_and_settle(event, &why, killer).await;
         }
+        Life::Ends
     }
 
     /// The end that could not be stored. Mostly the disk is full, perhaps with what this very sandbox wrote, so it goes
@@ -338,6 +363,10 @@ impl<'a> Owner<'a> {
         // It has gone on from there; what is left by a failure is removed before the next one is made.
         if origin == Origin::Image {
             self.remove_image().await;
+            let end = self.shared.clock.now().plus(self.lease);
+            if let Err(error) = self.set_end(end, true).await {
+                tracing::warn!(sandbox = %self.row.id, error = %Chain(&error), "it lives shorter than was asked for");
+            }
         }
         let governing = governor::govern(self.shared.host.clone(), Arc::clone(&live));
         self.tasks.spawn(self.gone.clone().run_until_cancelled_owned(governing));
@@ -502,6 +531,14 @@ fn answer_at_end(id: &SandboxId, (_, request): Asked) {
         Request::SetEnd { reply, .. } => drop(reply.send(Err(crate::not_found(id)))),
         Request::SetPolicy { reply, .. } => drop(reply.send(Err(crate::not_found(id)))),
     }
+}
+
+/// How the life of a sandbox on the machine is over.
+enum Life {
+    /// For good.
+    Ends,
+    /// It is an image now, or still. Who wants to hear when nothing else of it is left.
+    Rests(Option<oneshot::Sender<Result<(), Error>>>),
 }
 
 /// Tells all who wait how it went; the first of them hears why.

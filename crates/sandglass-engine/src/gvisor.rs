@@ -60,13 +60,13 @@ use self::exit::{Evidence, classify};
 use self::image::{CHECKPOINT_TIMEOUT, Image, Unfinished};
 use self::layer::Layer;
 use self::record::{Pinned, Record};
-use self::runsc::{Make, Network, Runsc};
+use self::runsc::{MAKE_TIMEOUT, Make, Network, Runsc};
 use crate::deadline::{self, Deadline, Moment};
 use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Isolation, Pace, Presence, SandboxSpec,
     SessionEnds, Stats, step,
 };
-use crate::files::{ids_in, private_folder, remove_folder};
+use crate::files::{ids_in, private_folder};
 use crate::locks::{Locks, lock};
 use crate::record::{self as records, Status};
 use crate::session::Session;
@@ -316,7 +316,9 @@ impl GvisorEngine {
         };
         sandglass_failpoint::hit("engine.create.stdio")?;
         let stdio = Session { folder: paths.dir() }.agent_stdio()?;
-        let call = Make { verb, options: &options, network, log: &paths.log() };
+        // What could be written must be readable: both take as long as there is memory.
+        let within = if image.is_some() { CHECKPOINT_TIMEOUT } else { MAKE_TIMEOUT };
+        let call = Make { verb, options: &options, network, log: &paths.log(), within };
         self.runsc.make(id, &call, before, stdio)?;
         sandglass_failpoint::hit("engine.create.made")?;
         if cpus.is_some() {
@@ -532,7 +534,8 @@ impl Engine for GvisorEngine {
     }
 
     fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
-        remove_folder(&self.holdings.paths.image(image))
+        let paths = &self.holdings.paths;
+        image::remove(&paths.images(), &paths.image(image)).map_err(|error| step("remove the image", error))
     }
 
     fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {

@@ -22,7 +22,7 @@ pub enum ToAgent {
     Configure(Box<Configure>),
     /// Asks the agent to write nothing more to the session once it has answered [`FromAgent::Frozen`].
     Freeze,
-    /// Ends a freeze. After a restore a [`ToAgent::Configure`] with the next generation follows.
+    /// Ends a freeze. After a restore a [`ToAgent::Configure`] with the next generation comes first.
     Thaw,
 }
 

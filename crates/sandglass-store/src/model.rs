@@ -203,8 +203,8 @@ pub struct Resume {
 /// What became of a [`Resume`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resumed {
-    /// It is `Resuming`.
-    Begun,
+    /// It is `Resuming`, as this row says.
+    Begun(Box<SandboxRow>),
     /// It is not paused.
     NotPaused,
     /// With it the team would have more than its quota.

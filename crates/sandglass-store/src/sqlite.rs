@@ -6,7 +6,7 @@
 //!
 //! A power cut may lose the last commits of ordinary verbs (`synchronous=NORMAL`): what they describe is gone with
 //! the machine's memory anyway. Verbs on teams and keys are on disk when they return (`synchronous=FULL`), because
-//! a revoked key must never come back.
+//! a revoked key must never come back, and so are moves to and from `Paused`, because an image outlives the power.
 
 mod audit;
 mod list;

@@ -82,7 +82,7 @@ impl Amount {
     }
 
     /// What of this, promised to sandboxes in `state`, the machine can't give to others: all of it until nothing is
-    /// left, and of a paused one its disk.
+    /// left, and of a paused one room on the disk for its files and its memory.
     #[must_use]
     pub const fn of_machine(self, state: SandboxState) -> Self {
         match state {
@@ -91,7 +91,7 @@ impl Amount {
             | SandboxState::Pausing
             | SandboxState::Resuming
             | SandboxState::Ending => self,
-            SandboxState::Paused => Self { disk_mib: self.disk_mib, ..NONE },
+            SandboxState::Paused => Self { disk_mib: self.disk_mib.saturating_add(self.memory_mib), ..NONE },
             SandboxState::Ended => NONE,
         }
     }
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(counted(Amount::of_team), [true, true, true, true, false, false]);
         assert_eq!(counted(Amount::of_machine), [true, true, true, true, true, false]);
         assert_eq!(sandbox().of_team(Paused), NONE);
-        let disk = Amount { disk_mib: sandbox().disk_mib, ..NONE };
+        let disk = Amount { disk_mib: sandbox().disk_mib + sandbox().memory_mib, ..NONE };
         assert_eq!(sandbox().of_machine(Paused), disk);
     }
 

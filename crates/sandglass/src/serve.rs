@@ -85,8 +85,8 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             None
         }
     };
-    let sandboxes = HostPaths { data: data.host(), cache: config.cache_dir.clone() }.sandboxes();
-    let machine = Machine::look(&sandboxes, data.path())?;
+    let paths = HostPaths { data: data.host(), cache: config.cache_dir.clone() };
+    let machine = Machine::look(&paths.sandboxes(), &paths.images(), data.path())?;
     let budgets = budgets::in_force(config.quota, config.host, machine);
     tracing::info!(?budgets, "what sandboxes may use together");
     let guest = guest_binary::install(&config.cache_dir, args.guest.as_deref())?;

@@ -20,30 +20,33 @@ use tracing::{Instrument as _, Span};
 use super::{Owner, Pauses, Request};
 use crate::admission;
 use crate::control::{REMOVAL_CHECK, REMOVAL_PATIENCE};
-use crate::lifecycle::Event;
+use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
 
 /// Whom a resume is for.
 type Asker = (Span, oneshot::Sender<Result<(), Error>>);
 
+/// What `runsc` says of a program that holds a file open that was deleted. Checkpoints of it are refused.
+const DELETED: &str = "deleted and invalidated dentries";
+
+/// How often it is tried to store that a sandbox is paused before who asked for it hears of it. The tries go on.
+const STORE_TRIES: u32 = 5;
+
 impl Owner<'_> {
-    /// Pauses it, or says why not; then it runs on.
+    /// Writes it to an image, or says why not; then it runs on. Once the image is complete, [`Owner::rest`] ends the rest.
     pub(super) async fn pause(&mut self, live: &Arc<Live>) -> Result<(), Error> {
         if self.shared.engine.refuses(Feature::Checkpoint) {
             let message = format!("the engine '{}' can't pause sandboxes", self.shared.engine.name);
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
-        let unstored = || Error::new(ErrorKind::Internal, "the sandbox could not be stored as paused");
+        // Before anybody can take it for the one that is to come: a server may have died right after a resume.
+        self.shared.host.remove_image(&self.row.id).await?;
         if !self.settle(Event::Pause, "a client asked for it").await {
-            return Err(unstored());
+            return Err(Error::new(ErrorKind::Internal, "the sandbox could not be stored as paused"));
         }
         // Who comes now finds it paused; who is there already waits, and goes on if it can't be.
         self.shared.live.remove(&self.row.id);
-        let error = match self.write_image(live).await {
-            Ok(()) if self.settle(Event::Imaged, "its image is complete").await => return Ok(()),
-            Ok(()) => unstored(),
-            Err(error) => error,
-        };
+        let Err(error) = self.write_image(live).await else { return Ok(()) };
         self.run_on(&format!("it could not be paused: {}", Chain(&error))).await;
         if let Err(error) = live.thaw().await {
             tracing::warn!(sandbox = %self.row.id, error = %Chain(&error), "its agent does not speak again yet");
@@ -56,15 +59,12 @@ impl Owner<'_> {
         let (host, id) = (&self.shared.host, &self.row.id);
         sandglass_failpoint::hit_async("control.pause.freeze").await.map_err(crate::injected)?;
         live.freeze().await?;
-        // Of an earlier pause; it may be there if a server died right after it had resumed the sandbox.
-        host.remove_image(id).await?;
         sandglass_failpoint::hit_async("control.pause.host").await.map_err(crate::injected)?;
         host.pause(id).await?;
         sandglass_failpoint::hit_async("control.pause.image").await.map_err(crate::injected)?;
-        host.checkpoint(id, id).await.map_err(|error| match error.refusal() {
-            Some(RefusalKind::Failed) => {
-                let message = "the sandbox can't be paused as it is, and runs on: its engine refused, mostly because a \
-                               program has a file open that was deleted";
+        host.checkpoint(id, id).await.map_err(|error| match &error {
+            HostError::Refused { message, .. } if message.contains(DELETED) => {
+                let message = "the sandbox can't be paused as it is, and runs on: a program has a file open that was deleted";
                 Error::new(ErrorKind::Conflict, message).because(error)
             }
             _ => Error::from(error),
@@ -75,8 +75,10 @@ impl Owner<'_> {
     /// waits for its end tries again.
     pub(super) async fn run_on(&mut self, why: &str) {
         let (host, id) = (self.shared.host.clone(), self.row.id.clone());
-        // First, so that it is never taken for whole.
-        self.remove_image().await;
+        // First, so that it is never taken for what the sandbox was when it ended.
+        if !self.remove_image().await {
+            return;
+        }
         match host.resume(&id).await {
             Ok(()) => {}
             // It was not paused yet, or is gone: who waits for its end finds that.
@@ -89,18 +91,37 @@ impl Owner<'_> {
         self.settle(Event::Failed, why).await;
     }
 
-    /// Keeps it paused until somebody wants it to run, and says who; or until somebody ends it.
-    pub(super) async fn rest(&mut self) -> Option<Asker> {
+    /// Keeps it paused until somebody wants it to run, and says who; or until somebody ends it. It may be on the way here:
+    /// `Pausing` with its image complete, which `pauser` waits for, or `Resuming` with no hope of it.
+    pub(super) async fn rest(
+        &mut self,
+        mut pauser: Option<oneshot::Sender<Result<(), Error>>>,
+    ) -> Option<Asker> {
         self.end_tasks().await;
         self.gone = self.shared.stop.child_token();
         self.tasks = TaskTracker::new();
-        let (mut removed, mut pauses) = (false, Pauses::new());
+        let (mut removed, mut pauses, mut failures) = (false, Pauses::new(), 0);
         loop {
-            if self.row.state == SandboxState::Resuming {
-                self.settle(Event::Missing, "it could not be resumed, and is as it was").await;
-            }
+            // What it used is free before anybody counts on that.
             removed = removed || self.destroy().await;
+            match self.row.state {
+                SandboxState::Pausing if removed => {
+                    let stored = self.settle(Event::Imaged, "its image is complete").await;
+                    failures += u32::from(!stored);
+                    if let Some(pauser) = pauser.take_if(|_| failures == STORE_TRIES) {
+                        let message = "the sandbox is paused, but that could not be stored yet";
+                        let _gone = pauser.send(Err(Error::new(ErrorKind::Internal, message)));
+                    }
+                }
+                SandboxState::Resuming => {
+                    self.settle(Event::Failed, "it could not be resumed, and is as it was").await;
+                }
+                _ => {}
+            }
             let at_rest = removed && self.row.state == SandboxState::Paused;
+            if let Some(pauser) = pauser.take_if(|_| at_rest) {
+                let _gone = pauser.send(Ok(()));
+            }
             let asked = tokio::select! {
                 asked = self.requests.recv() => asked,
                 () = sleep(pauses.next()), if !at_rest => continue,
@@ -112,15 +133,19 @@ impl Owner<'_> {
             match request {
                 Request::Kill(reply) => {
                     let why = "a client asked for it";
-                    if self.settle(Event::Kill, why).instrument(span).await {
-                        let _gone = reply.send(Ok(()));
-                    } else {
+                    if !self.settle(Event::Kill, why).instrument(span).await {
                         self.remove_and_settle(Event::Kill, why, Some(reply)).await;
+                        return None;
                     }
-                    return None;
+                    if self.row.state == SandboxState::Ending {
+                        let _gone = reply.send(Ok(()));
+                        return None;
+                    }
+                    // The store knew another state, which is this task's now.
+                    drop(reply.send(Err(Error::new(ErrorKind::Conflict, "the sandbox changed: try again"))));
                 }
                 Request::Resume { timeout, reply } => {
-                    match self.begin_resume(timeout, at_rest).instrument(span.clone()).await {
+                    match self.begin_resume(timeout, removed).instrument(span.clone()).await {
                         Ok(()) => return Some((span, reply)),
                         Err(error) => drop(reply.send(Err(error))),
                     }
@@ -144,8 +169,9 @@ impl Owner<'_> {
     }
 
     /// Stores that it shall run again, if there is room for it.
-    async fn begin_resume(&mut self, timeout: Duration, at_rest: bool) -> Result<(), Error> {
-        if !at_rest {
+    async fn begin_resume(&mut self, timeout: Duration, removed: bool) -> Result<(), Error> {
+        let next = lifecycle::next(self.row.state, Event::Resume);
+        if !removed || !matches!(next, Next::Move(SandboxState::Resuming, _)) {
             let message = "what the sandbox was before its pause is still being removed: try again";
             return Err(Error::new(ErrorKind::Capacity, message));
         }
@@ -163,9 +189,9 @@ impl Owner<'_> {
         };
         sandglass_failpoint::hit_async("control.resume.store").await.map_err(crate::injected)?;
         let deadline = Instant::now() + REMOVAL_PATIENCE;
-        loop {
+        self.row = loop {
             match self.shared.store.resume(&self.row.id, &resume).await.map_err(crate::stored)? {
-                Resumed::Begun => break,
+                Resumed::Begun(row) => break *row,
                 Resumed::NotPaused => {
                     return Err(Error::new(ErrorKind::Conflict, "the sandbox is not paused: try again"));
                 }
@@ -175,10 +201,8 @@ impl Owner<'_> {
                 }
                 Resumed::OverCapacity { excess, .. } => return Err(admission::over_capacity(excess)),
             }
-        }
-        let row = self.shared.store.sandbox(&self.row.id).await.map_err(crate::stored)?;
-        self.row = row.ok_or_else(|| crate::not_found(&self.row.id))?;
-        self.ends = Instant::now() + timeout;
+        };
+        (self.ends, self.lease) = (Instant::now() + timeout, timeout);
         tracing::info!(sandbox = %self.row.id, generation = self.row.generation.0, "is resumed");
         Ok(())
     }

@@ -105,6 +105,20 @@ pub(super) fn sweep(images: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Removes an image. It has no name any more before any of it is gone, so that no part of it is taken for the whole.
+pub(super) fn remove(images: &Path, image: &Path) -> io::Result<()> {
+    let Some(name) = image.file_name() else { return Err(io::ErrorKind::InvalidInput.into()) };
+    let going = images.join(format!("{UNFINISHED}{}", name.to_string_lossy()));
+    let gone = |removed: io::Result<()>| match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    };
+    // Left by a host that died right here.
+    gone(fs_err::remove_dir_all(&going))?;
+    gone(fs_err::rename(image, &going).and_then(|()| fs_err::File::open(images)?.sync_all()))?;
+    gone(fs_err::remove_dir_all(&going))
+}
+
 /// A folder in which an image is put together, removed unless it was finished.
 #[derive(Debug)]
 pub(super) struct Unfinished {
@@ -193,6 +207,10 @@ mod tests {
         }
         Image::at(target).check(&pinned(), Limits::default()).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        remove(dir.path(), &dir.path().join("a")).unwrap();
+        remove(dir.path(), &dir.path().join("a")).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        std::fs::create_dir(dir.path().join("b")).unwrap();
         // A host that died did not get to tidy up.
         std::mem::forget(Unfinished::begin(dir.path()).unwrap());
         sweep(dir.path()).unwrap();

@@ -34,9 +34,9 @@ const OPEN_FILES: u64 = 1 << 20;
 /// A high number: the table that holds it has room for all that `runsc` opens or passes on.
 const RESERVED_DESCRIPTOR: i32 = 400;
 
-/// Time limit of the verbs that make a sandbox: a large image on a busy machine takes seconds. Clients give up after
+/// Time limit of the verb that makes a new sandbox: a busy machine takes seconds. Clients give up after
 /// a minute, and should hear why before.
-const MAKE_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const MAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
 const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -95,6 +95,8 @@ pub(super) struct Make<'a> {
     pub(super) network: Network,
     /// Where it writes its fatal errors.
     pub(super) log: &'a Path,
+    /// When it is given up.
+    pub(super) within: Duration,
 }
 
 impl Runsc {
@@ -156,8 +158,8 @@ impl Runsc {
         before: Vec<Step>,
         stdio: AgentStdio,
     ) -> Result<(), EngineError> {
-        let &Make { verb, options, network, log } = call;
-        let deadline = Instant::now() + MAKE_TIMEOUT;
+        let &Make { verb, options, network, log, within } = call;
+        let deadline = Instant::now() + within;
         let launch = self
             .launch(Some(log), network, verb)
             .and_then(|launch| {
@@ -173,10 +175,7 @@ impl Runsc {
             None => {
                 let _ = child.pidfd().kill();
                 let _ = child.wait(None);
-                Err(step(
-                    verb,
-                    format!("runsc did not end within {} s and was killed", MAKE_TIMEOUT.as_secs()),
-                ))
+                Err(step(verb, format!("runsc did not end within {} s and was killed", within.as_secs())))
             }
         }
     }

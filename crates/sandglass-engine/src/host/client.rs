@@ -9,9 +9,10 @@ use sandglass_linux::fdpass;
 use sandglass_types::{Error, ErrorKind, SandboxId};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use super::protocol::{Answer, Call, RefusalKind, Reply, Verb};
+use super::server::MAX_UNDER_WAY;
 use crate::deadline::Deadline;
 use crate::engine::{AirlockSocket, EngineInfo, Exit, Pace, Presence, SandboxSpec, SessionEnds, Stats};
 
@@ -70,7 +71,17 @@ struct Line {
     next: AtomicU64,
     /// `None` once the host is gone: no question can wait for an answer any more.
     asked: Mutex<Option<HashMap<u64, oneshot::Sender<Answered>>>>,
+    /// The host refuses what is more than it does at one time, and a refusal may be the end of a sandbox; so verbs wait here.
+    places: Semaphore,
+    /// Those that read or write all memory and disk of a sandbox keep everybody else from the disk.
+    images: Semaphore,
 }
+
+/// Places of the host that are left to verbs whose asker went away: they are still being done.
+const SPARE: usize = 16;
+
+/// Images that are written or read at one time.
+const MAX_IMAGES: usize = 8;
 
 /// A handle on the host; clones share the line.
 #[derive(Debug, Clone)]
@@ -110,6 +121,8 @@ impl Host {
             socket: UnixStream::from_std(socket)?,
             next: AtomicU64::new(1),
             asked: Mutex::new(Some(HashMap::new())),
+            places: Semaphore::new(MAX_UNDER_WAY - SPARE),
+            images: Semaphore::new(MAX_IMAGES),
         });
         let reader = Arc::clone(&line);
         let reading = async move {
@@ -122,6 +135,15 @@ impl Host {
     }
 
     async fn ask(&self, verb: Verb) -> Result<Answered, HostError> {
+        // Neither is ever closed.
+        let _image = match &verb {
+            Verb::Checkpoint { .. } | Verb::Restore { .. } => self.0.images.acquire().await.ok(),
+            _ => None,
+        };
+        let _place = match &verb {
+            Verb::Wait(_) => None,
+            _ => self.0.places.acquire().await.ok(),
+        };
         let seq = self.0.next.fetch_add(1, Ordering::Relaxed);
         let packet = serde_json::to_vec(&Call { seq, verb }).map_err(|_| HostError::Confused)?;
         let answered = self.0.expect(seq).ok_or(HostError::Gone)?;

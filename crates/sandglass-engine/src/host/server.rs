@@ -12,7 +12,7 @@ use super::protocol::{Answer, Call, RefusalKind, Reply, Verb};
 use crate::engine::{Engine, step};
 
 /// Verbs under way at one time, [`Verb::Wait`] apart; one more is refused as busy.
-const MAX_UNDER_WAY: usize = 64;
+pub(super) const MAX_UNDER_WAY: usize = 64;
 
 /// [`Verb::Wait`] under way at one time: one a sandbox.
 const MAX_WAITING: usize = 8192;
@@ -51,6 +51,8 @@ fn take_verbs(
             // Descriptors are closed unseen: no verb carries any.
             Ok(Some(received)) => received.message,
             Ok(None) => return Ok(()),
+            // The other half ended before it had read all answers.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
                 tracing::warn!(%error, "refused a packet");
                 let reason = Answer::refusal(RefusalKind::NotAVerb, error.to_string());

@@ -104,7 +104,7 @@ pub async fn a_repeated_request_is_answered_at_the_bound_too(store: Arc<dyn Stor
     end(&*store, &first, S::Running, EndReason::Killed).await;
 }
 
-/// A paused sandbox holds its disk and nothing else; it runs again in its next generation, if there is room for it.
+/// A paused sandbox holds room on the disk and nothing else; it runs again in its next generation, if there is room for it.
 pub async fn a_paused_sandbox_runs_again_where_there_is_room(store: Arc<dyn Store>) {
     let team = team(&*store).await;
     let node = NodeId::random();
@@ -121,8 +121,8 @@ pub async fn a_paused_sandbox_runs_again_where_there_is_room(store: Arc<dyn Stor
     assert_eq!(moved, None, "nothing ends it while it is paused");
     let disk = Amount { disk_mib: 4096, ..Amount::UNBOUNDED };
     let full = store.insert_sandbox(&NewSandbox { capacity: disk, ..new() }).await.unwrap();
-    let excess = Excess { resource: Resource::Disk, budget: 4096, in_use: 4096, asked: 4096 };
-    assert_eq!(full, Created::OverCapacity { excess, soon: false }, "its disk is held");
+    let excess = Excess { resource: Resource::Disk, budget: 4096, in_use: 5120, asked: 4096 };
+    assert_eq!(full, Created::OverCapacity { excess, soon: false }, "its image is held");
     let second = insert(&*store, &NewSandbox { capacity: sandboxes(1), ..new() }).await;
     let excess = Excess { resource: Resource::Sandboxes, budget: 1, in_use: 1, asked: 1 };
     assert_eq!(again(sandboxes(1), sandboxes(2)).await, Resumed::OverQuota(excess));
@@ -133,8 +133,10 @@ pub async fn a_paused_sandbox_runs_again_where_there_is_room(store: Arc<dyn Stor
     let outcome = again(sandboxes(1), sandboxes(1)).await;
     assert_eq!(outcome, Resumed::OverCapacity { excess, soon: true });
     // The disk is its own already.
-    assert_eq!(again(sandboxes(1), Amount { disk_mib: 0, ..Amount::UNBOUNDED }).await, Resumed::Begun);
-    let row = store.sandbox(&first).await.unwrap().unwrap();
+    let Resumed::Begun(row) = again(sandboxes(1), Amount { disk_mib: 0, ..Amount::UNBOUNDED }).await else {
+        panic!("it is not resumed");
+    };
+    assert_eq!(store.sandbox(&first).await.unwrap().as_ref(), Some(&*row));
     assert_eq!((row.state, row.generation.0), (S::Resuming, 2));
     assert_eq!((row.end_at, row.max_end_at), (at(80), at(80)));
     let last = store.events(&first).await.unwrap().pop().unwrap();

@@ -82,7 +82,11 @@ impl SqliteStore {
     }
 
     pub(super) async fn move_state(&self, id: &SandboxId, change: &Transition) -> Result<bool, StoreError> {
-        let mut transaction = self.write().await?;
+        // Memory and files of a paused sandbox are on the disk, and so must be the word of them.
+        let lasting = [change.from, change.to].iter().any(|state| {
+            matches!(state, SandboxState::Pausing | SandboxState::Paused | SandboxState::Resuming)
+        });
+        let mut transaction = if lasting { self.write_durably().await? } else { self.write().await? };
         let seq: Option<i64> = sqlx::query_scalar(
             "UPDATE sandboxes SET \
                  state = ?1, \
@@ -114,17 +118,10 @@ impl SqliteStore {
     }
 
     pub(super) async fn begin_resume(&self, id: &SandboxId, resume: &Resume) -> Result<Resumed, StoreError> {
-        let mut change = self.write().await?;
-        let found = sqlx::query(concat!(
-            "SELECT ",
-            sandbox_columns!(),
-            " FROM sandboxes WHERE id = ?1 AND state = 'paused'"
-        ))
-        .bind(id.as_str())
-        .fetch_optional(&mut *change)
-        .await
-        .map_err(database)?;
-        let Some(row) = found.as_ref().map(rows::sandbox).transpose()? else { return Ok(Resumed::NotPaused) };
+        let mut change = self.write_durably().await?;
+        let Some(row) = row_of(&mut change, id).await?.filter(|row| row.state == SandboxState::Paused) else {
+            return Ok(Resumed::NotPaused);
+        };
         let all = Amount::of(&row.limits);
         // The machine holds its disk already.
         let asked = Asked {
@@ -158,8 +155,9 @@ impl SqliteStore {
             detail: "wanted again".into(),
         };
         insert_event(&mut change, id, &event).await?;
+        let Some(row) = row_of(&mut change, id).await? else { return Ok(Resumed::NotPaused) };
         change.commit().await.map_err(database)?;
-        Ok(Resumed::Begun)
+        Ok(Resumed::Begun(Box::new(row)))
     }
 
     pub(super) async fn move_end(
@@ -203,12 +201,8 @@ impl SqliteStore {
     }
 
     pub(super) async fn select(&self, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError> {
-        let found = sqlx::query(concat!("SELECT ", sandbox_columns!(), " FROM sandboxes WHERE id = ?1"))
-            .bind(id.as_str())
-            .fetch_optional(&self.readers)
-            .await
-            .map_err(database)?;
-        found.as_ref().map(rows::sandbox).transpose()
+        let mut reader = self.readers.acquire().await.map_err(database)?;
+        row_of(&mut reader, id).await
     }
 
     pub(super) async fn select_events(&self, id: &SandboxId) -> Result<Vec<Event>, StoreError> {
@@ -230,6 +224,15 @@ impl SqliteStore {
             .map_err(database)?;
         Ok(done.rows_affected())
     }
+}
+
+async fn row_of(connection: &mut SqliteConnection, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError> {
+    let found = sqlx::query(concat!("SELECT ", sandbox_columns!(), " FROM sandboxes WHERE id = ?1"))
+        .bind(id.as_str())
+        .fetch_optional(connection)
+        .await
+        .map_err(database)?;
+    found.as_ref().map(rows::sandbox).transpose()
 }
 
 /// What a sandbox needs to run, and of whom.

@@ -139,7 +139,7 @@ impl Machine {
     ///
     /// # Errors
     /// The kernel does not say.
-    pub(crate) fn look(sandboxes: &Path, data: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn look(sandboxes: &Path, images: &Path, data: &Path) -> anyhow::Result<Self> {
         let meminfo = fs_err::read_to_string("/proc/meminfo")?;
         let cores = std::thread::available_parallelism().context("the cores can't be counted")?.get();
         let system =
@@ -149,17 +149,25 @@ impl Machine {
             memory_mib: total_memory_mib(&meminfo)
                 .context("the kernel does not say how much memory there is")?,
             cores: u64::try_from(cores)?,
-            disk_mib: free.saturating_add(taken(sandboxes)) / MIB,
+            disk_mib: free.saturating_add(taken(sandboxes, DEPTH)).saturating_add(taken(images, DEPTH)) / MIB,
         })
     }
 }
 
-/// What the disks of the sandboxes take that are there, in bytes.
-fn taken(sandboxes: &Path) -> u64 {
-    let folders = std::fs::read_dir(sandboxes).into_iter().flatten().flatten();
-    let disks = folders.filter_map(|folder| std::fs::symlink_metadata(folder.path().join("disk.img")).ok());
-    // `st_blocks` counts units of 512 bytes whatever the block size is.
-    disks.map(|disk| disk.blocks().saturating_mul(512)).fold(0, u64::saturating_add)
+/// How deep files of a sandbox or an image lie below the folder of all of them.
+const DEPTH: u32 = 3;
+
+/// What the files of sandboxes or images take that are there, in bytes.
+fn taken(folder: &Path, depth: u32) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let sizes = entries.filter_map(|entry| {
+        let metadata = std::fs::symlink_metadata(entry.path()).ok()?;
+        // `st_blocks` counts units of 512 bytes whatever the block size is.
+        let own = metadata.blocks().saturating_mul(512);
+        let below = if metadata.is_dir() && depth > 1 { taken(&entry.path(), depth - 1) } else { 0 };
+        Some(own.saturating_add(below))
+    });
+    sizes.fold(0, u64::saturating_add)
 }
 
 fn total_memory_mib(meminfo: &str) -> Option<u64> {
@@ -228,13 +236,13 @@ mod tests {
     #[test]
     fn a_machine_is_looked_at() {
         let folder = tempfile::tempdir().unwrap();
-        let empty = Machine::look(folder.path(), folder.path()).unwrap();
+        let empty = Machine::look(folder.path(), folder.path(), folder.path()).unwrap();
         assert!(empty.memory_mib > 100 && empty.cores > 0, "{empty:?}");
         let sandbox = folder.path().join("a");
         std::fs::create_dir(&sandbox).unwrap();
         std::fs::write(sandbox.join("disk.img"), vec![1; 3 << 20]).unwrap();
         std::fs::File::open(sandbox.join("disk.img")).unwrap().sync_all().unwrap();
-        assert!(taken(folder.path()) >= 3 << 20);
-        assert_eq!(taken(Path::new("/nowhere")), 0);
+        assert!(taken(folder.path(), DEPTH) >= 3 << 20);
+        assert_eq!(taken(Path::new("/nowhere"), DEPTH), 0);
     }
 }
