@@ -175,6 +175,25 @@ def test_many_want_it_back_at_once(server, sandbox):
     assert sandbox.commands.run("cat /dev/shm/state").stdout == "once\n"
 
 
+def test_it_is_as_sealed_as_before_and_its_receipts_go_on(server, sandbox):
+    def receipts() -> list[dict]:
+        response = call(server, "GET", f"/v1/sandboxes/{sandbox.sandbox_id}/egress")
+        return [line["receipt"] for line in response.json()]
+
+    def ask(box, name: str):
+        said = box.commands.run(f"getent hosts {name} || echo none").stdout
+        assert said == "none\n"
+        return until(lambda: [one for one in receipts() if one.get("name") == name], what=f"the receipt of {name}")
+
+    assert {one["generation"] for one in ask(sandbox, "before.example")} == {1}
+    sandbox.pause()
+    again = resume(server, sandbox)
+    assert {one["generation"] for one in ask(again, "after.example")} == {2}
+    assert [one for one in receipts() if one.get("name") == "before.example"]
+    refused = again.commands.run("curl -sS -m 8 http://192.0.2.1/ 2>&1; true").stdout
+    assert "refused" in refused or "reset" in refused or "Failed to connect" in refused, refused
+
+
 def test_ten_times_over(server, sandbox):
     sandbox.commands.run("echo 0 > /dev/shm/n; echo 0 > n")
     for n in range(10):
