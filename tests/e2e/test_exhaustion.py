@@ -1,5 +1,6 @@
 """A machine that runs out of something. The answer is 503 and names it, nothing is left, and it works again with room."""
 
+import contextlib
 import os
 import resource
 import subprocess
@@ -174,13 +175,20 @@ def test_loop_devices(private_server):
 
 def test_disk(cramped_server):
     server = cramped_server
-    free = int(subprocess.check_output(["stat", "-f", "-c", "%a", server.data_dir]))
-    block = int(subprocess.check_output(["stat", "-f", "-c", "%S", server.data_dir]))
     ballast = server.data_dir.parent / "ballast"
+
+    def fill(left: int) -> bool:
+        """All but so many blocks, unless the server takes some at this moment."""
+        system = os.statvfs(server.data_dir)
+        with ballast.open("wb") as file, contextlib.suppress(OSError):
+            os.posix_fallocate(file.fileno(), 0, (system.f_bavail - left) * system.f_frsize)
+            return True
+        ballast.unlink()
+        return False
+
     # None at all, and then enough for the store but not for a sandbox.
     for left in (0, 16, 32):
-        with ballast.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, (free - left) * block)
+        until(lambda: fill(left), what="a full disk")
         refused(server, "disk space")
         ballast.unlink()
     works_again(server)

@@ -176,9 +176,23 @@ fn descriptors() -> anyhow::Result<i64> {
     Ok(i64::try_from(open)?)
 }
 
+/// What is in use, once it falls no more: what the attack before this one had is given back bit by bit.
+async fn at_rest(used: Used) -> anyhow::Result<i64> {
+    let deadline = Instant::now() + END;
+    let (mut least, mut since) = (used()?, Instant::now());
+    while since.elapsed() < SETTLE && Instant::now() < deadline {
+        sleep(INTERVAL).await;
+        let now = used()?;
+        if now < least {
+            (least, since) = (now, Instant::now());
+        }
+    }
+    Ok(least)
+}
+
 /// The most that comes in use on top while some work goes on.
 async fn most<T>(used: Used, work: impl Future<Output = T>) -> anyhow::Result<(i64, T)> {
-    let before = used()?;
+    let before = at_rest(used).await?;
     let mut most = 0;
     let mut ticks = interval(INTERVAL);
     let mut work = std::pin::pin!(work);
