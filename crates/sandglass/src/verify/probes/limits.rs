@@ -46,7 +46,7 @@ const OUTPUT: i64 = 32;
 const SLOWER: f64 = 3.0;
 
 /// How long an attack is watched.
-const WATCH: Duration = Duration::from_secs(15);
+const WATCH: Duration = Duration::from_secs(45);
 
 /// How long what was used up is looked at, once it was.
 const SETTLE: Duration = Duration::from_millis(500);
