@@ -46,7 +46,7 @@ const OUTPUT: i64 = 32;
 const SLOWER: f64 = 3.0;
 
 /// How long an attack is watched.
-const WATCH: Duration = Duration::from_secs(45);
+const WATCH: Duration = Duration::from_secs(15);
 
 /// How long what was used up is looked at, once it was.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -176,23 +176,9 @@ fn descriptors() -> anyhow::Result<i64> {
     Ok(i64::try_from(open)?)
 }
 
-/// What is in use, once it falls no more: what the attack before this one had is given back bit by bit.
-async fn at_rest(used: Used) -> anyhow::Result<i64> {
-    let deadline = Instant::now() + END;
-    let (mut least, mut since) = (used()?, Instant::now());
-    while since.elapsed() < SETTLE && Instant::now() < deadline {
-        sleep(INTERVAL).await;
-        let now = used()?;
-        if now < least {
-            (least, since) = (now, Instant::now());
-        }
-    }
-    Ok(least)
-}
-
 /// The most that comes in use on top while some work goes on.
 async fn most<T>(used: Used, work: impl Future<Output = T>) -> anyhow::Result<(i64, T)> {
-    let before = at_rest(used).await?;
+    let before = used()?;
     let mut most = 0;
     let mut ticks = interval(INTERVAL);
     let mut work = std::pin::pin!(work);
