@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from e2b import Sandbox
+from estate import Estate
 from support import OLD_SDK, PROGRAM, Server, until
 
 
@@ -81,6 +82,14 @@ def work_folder():
     # Kept when a server left something: then there may be mounts in it, and the log is wanted.
     if not any(str(folder) in line for line in Path("/proc/mounts").read_text().splitlines()):
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def estate(work_folder):
+    """Networks of a test's own. A file whose name servers say something else, or that needs more, has another one."""
+    estate = Estate(work_folder, {})
+    yield estate
+    estate.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import time
 
 import pytest
 from e2b import Sandbox
-from estate import SERVER, Estate, Outpost, outpost_in
+from estate import SERVER, Outpost, outpost_in
 from support import until
 
 CONFIG = """
@@ -15,13 +15,6 @@ ports = [80, 443]
 """
 
 POLICY = {"allowOut": ["0.0.0.0/0"]}
-
-
-@pytest.fixture(scope="module")
-def estate(work_folder):
-    estate = Estate(work_folder, {})
-    yield estate
-    estate.close()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 from e2b import CommandExitException, Sandbox
-from estate import Estate, Outpost, outpost_in
+from estate import Outpost, outpost_in
 from support import until
 
 DOMAIN = "boxes.example"
@@ -48,13 +48,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 http.server.ThreadingHTTPServer(("0.0.0.0", 8000), Handler).serve_forever()
 """
-
-
-@pytest.fixture(scope="module")
-def estate(work_folder):
-    estate = Estate(work_folder, {})
-    yield estate
-    estate.close()
 
 
 @pytest.fixture(scope="module")
