@@ -1,7 +1,8 @@
 #!/bin/bash
 # Runs every test and ends with the line "N passed, N failed". `make test` sets up and builds first.
 #
-# A skipped test is a failure: root, runsc and the SDK are there after the set-up.
+# A skipped test is a failure: root, runsc and the SDK are there after the set-up. A test that fails is tried once more,
+# and counts by its second try; the end names those that needed one, for each of them is a defect to be mended.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -38,19 +39,31 @@ if ! command -v cargo-nextest >/dev/null; then
   rm -rf target/tools/build
 fi
 # Beside the end-to-end tests, because all of them spend much of their time in waiting.
-rust_tests() { RUST_BACKTRACE=0 cargo nextest run --locked --workspace; }
+rust_tests() { RUST_BACKTRACE=0 cargo nextest run --locked --workspace --retries 1; }
 step "Rust tests, in the background"
 rust_tests > "$logs/rust" 2>&1 &
 rust=$!
 
 # --- end to end ------------------------------------------------------------------------------------------
-# pytest_run WHAT VENV ARGUMENT...
-pytest_run() {
+# pytest_once WHAT VENV ARGUMENT...: leaves its output in $logs/pytest, its last line in $summary, its end in $status.
+pytest_once() {
   step "$1"
   "$2/bin/python" -m pytest "${@:3}" 2>&1 | tee "$logs/pytest"
   status=${PIPESTATUS[0]}
   summary=$(tail -n 1 "$logs/pytest")
   grep -aE '^(FAILED|ERROR) |^E  ' "$logs/pytest" | cut -c -300 | head -n 60 >> "$logs/failed"
+}
+# More failures than this in one run are not tried again: that is no accident.
+most_again=5
+# pytest_run WHAT VENV ARGUMENT...
+pytest_run() {
+  pytest_once "$@"
+  mapfile -t again < <(sed -nE 's/^(FAILED|ERROR) (.*)/\2/p' "$logs/pytest" | sed 's/ - .*//' | sort -u)
+  if [ "$status" = 1 ] && [ ${#again[@]} -gt 0 ] && [ ${#again[@]} -le $most_again ]; then
+    tally "$(number passed <<< "$summary")" 0 "$(number skipped <<< "$summary")" 0 "$1"
+    printf '%s\n' "${again[@]}" >> "$logs/again"
+    pytest_once "$1: what failed, once more" "$2" "${again[@]/#/tests/e2e/}"
+  fi
   tally "$(number passed <<< "$summary")" \
     $(($(number failed <<< "$summary") + $(number 'errors?' <<< "$summary"))) \
     "$(number skipped <<< "$summary")" "$status" "$1"
@@ -79,10 +92,15 @@ status=$?
 tally "$((status == 0))" "$((status != 0))" 0 "$status" "the soak"
 
 # Said once more where it is seen, however much was said in between.
-if [ "$failed" != 0 ]; then
-  step "what failed"
-  grep -h -A 4 -E "panicked at|^ *(FAIL|TIMEOUT) " "$logs/rust" | head -n 60
+grep -aE '^ *TRY 1 FAIL ' "$logs/rust" >> "$logs/again"
+if [ "$failed" != 0 ] || [ -s "$logs/again" ]; then
+  step "what failed, be it once"
+  grep -h -a -A 4 -E "panicked at|^ *(TRY [12] )?(FAIL|TIMEOUT|TMT) " "$logs/rust" | head -n 60
   cat "$logs/failed" 2>/dev/null
+fi
+if [ -s "$logs/again" ]; then
+  step "what was tried twice"
+  cat "$logs/again"
 fi
 printf '\n%s passed, %s failed\n' "$passed" "$failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

@@ -172,13 +172,16 @@ impl Running {
         self.changed.notify_all();
     }
 
-    /// Says that it stops, if it is to.
-    fn stop_if_wished(&self) {
+    /// Stops for as long as it shall, and tells whether it may go on: it ends otherwise. One hold of the lock from the
+    /// look to the wait, or a wish that comes between them would be waited out without being granted.
+    fn may_go_on(&self) -> bool {
         let mut now = lock(&self.wish);
-        if *now == Wish::Stop(false) {
-            *now = Wish::Stop(true);
+        while let Wish::Stop(stopped) = &mut *now {
+            *stopped = true;
             self.changed.notify_all();
+            now = self.changed.wait(now).unwrap_or_else(PoisonError::into_inner);
         }
+        *now == Wish::Run
     }
 
     /// Waits for a wish that `reached` is true of.
@@ -202,8 +205,7 @@ impl Running {
     fn live(&self, script: &dyn Script, home: &Path, stdio: &AgentStdio) -> io::Result<()> {
         let mut input = vec![0; MAX_INPUT];
         loop {
-            self.stop_if_wished();
-            if self.wait(None, |wish| !matches!(wish, Wish::Stop(_)))? == Wish::End {
+            if !self.may_go_on() {
                 return Ok(());
             }
             let sending = !lock(&self.inside).unsent.is_empty();

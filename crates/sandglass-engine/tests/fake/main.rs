@@ -3,6 +3,7 @@
 
 mod claims;
 mod processes;
+mod scripts;
 mod subjects;
 mod unprivileged;
 
