@@ -8,7 +8,7 @@ import httpx
 import pytest
 from conftest import pages
 from e2b import NotFoundException, Sandbox, SandboxException, SandboxQuery, SandboxState
-from faults import crash
+from faults import PATIENCE, Attempt, crash, pause, reached
 from support import cgroups_named, until
 
 COUNTER = r"""
@@ -228,3 +228,42 @@ def test_a_new_server_finds_it_paused(lone_server):
     assert state(server, sandbox) == "paused"
     again = Sandbox.connect(sandbox.sandbox_id, timeout=60, **server.opts)
     assert again.commands.run("cat /dev/shm/state").stdout == "kept\n"
+
+
+@pytest.fixture
+def stuck_server(lone_server):
+    """One that never gets an image written."""
+    lone_server.stop()
+    lone_server.start("engine.image.checkpoint=hang")
+    return lone_server
+
+
+def test_while_it_is_being_paused(stuck_server):
+    server = stuck_server
+    sandbox = Sandbox.create(timeout=300, **server.opts)
+    path = f"/sandboxes/{sandbox.sandbox_id}"
+    pausing = [Attempt(pause, server, sandbox.sandbox_id)]
+    until(lambda: reached(server, 0), what="the image to be begun")
+    # The second one joins the first.
+    pausing.append(Attempt(pause, server, sandbox.sandbox_id))
+    for method, verb, body in [
+        ("POST", "timeout", {"timeout": 60}),
+        ("POST", "refreshes", {"duration": 60}),
+        ("PUT", "network", {}),
+        ("POST", "resume", {"timeout": 60}),
+    ]:
+        answer = call(server, method, f"{path}/{verb}", json=body)
+        assert (answer.status_code, "being paused" in answer.json()["message"]) == (409, True), answer.text
+    assert state(server, sandbox) == "running" and all(one.is_alive() for one in pausing)
+    # Who ends it need not wait for an image that nobody wants any more.
+    assert call(server, "DELETE", path).status_code == 204
+    assert call(server, "GET", path).status_code == 404
+    crash(server, "both")
+    for one in pausing:
+        one.join(PATIENCE)
+        assert not one.is_alive() and not one.succeeded
+    server.start()
+    detail = lambda: call(server, "GET", f"/v1/sandboxes/{sandbox.sandbox_id}").json()  # noqa: E731
+    until(lambda: detail()["state"] == "ended", what="its end")
+    assert detail()["end_reason"] == "killed"
+    server.assert_nothing_left()

@@ -99,6 +99,16 @@ pub(crate) fn not_found(id: &SandboxId) -> Error {
     Error::new(ErrorKind::NotFound, format!("sandbox '{id}' not found"))
 }
 
+/// Why a sandbox on the way to a pause or back can't do what one does that runs.
+pub(crate) fn in_between(state: SandboxState) -> Option<Error> {
+    let doing = match state {
+        SandboxState::Pausing => "paused",
+        SandboxState::Resuming => "resumed",
+        _ => return None,
+    };
+    Some(Error::new(ErrorKind::Conflict, format!("the sandbox is being {doing}: try again when it is")))
+}
+
 pub(crate) fn stored(error: StoreError) -> Error {
     STORE_FAILURES.fetch_add(1, Ordering::Relaxed);
     if matches!(error, StoreError::Full) {
@@ -284,10 +294,17 @@ impl Control {
     /// A sandbox of this team that runs.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]: unknown, another team's, or at its end.
+    /// [`ErrorKind::NotFound`]: unknown, another team's, paused, or at its end. [`ErrorKind::Conflict`]: on the way to a
+    /// pause, or back.
     pub async fn sandbox(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
         let row = self.row(id).await?;
-        if row.team == team && row.state == SandboxState::Running { Ok(row) } else { Err(not_found(id)) }
+        if row.team != team {
+            return Err(not_found(id));
+        }
+        match row.state {
+            SandboxState::Running => Ok(row),
+            state => Err(in_between(state).unwrap_or_else(|| not_found(id))),
+        }
     }
 
     /// A sandbox of this team that runs, or is paused, or is on the way between the two.
@@ -314,12 +331,16 @@ impl Control {
     /// Lets a paused sandbox run again, for so long from now on: its memory, processes and files are as they were.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::Conflict`] if it runs; [`ErrorKind::Quota`] and [`ErrorKind::Capacity`] as at a
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Conflict`] if it runs, or is being paused; [`ErrorKind::Quota`] and [`ErrorKind::Capacity`] as at a
     /// creation. If it can't be resumed it is paused as before.
     pub async fn resume(&self, team: TeamId, id: &SandboxId, timeout: Duration) -> Result<SandboxRow, Error> {
         check_timeout(timeout, self.0.config.max_lifetime)?;
-        if self.standing(team, id).await?.state == SandboxState::Running {
-            return Err(Error::new(ErrorKind::Conflict, "the sandbox is running already"));
+        match self.standing(team, id).await?.state {
+            SandboxState::Running => {
+                return Err(Error::new(ErrorKind::Conflict, "the sandbox is running already"));
+            }
+            state @ SandboxState::Pausing => return Err(in_between(state).unwrap_or_else(|| not_found(id))),
+            _ => {}
         }
         self.owner(team, id).await?.resume(id, timeout).await?;
         self.sandbox(team, id).await
@@ -343,8 +364,8 @@ impl Control {
                 resumed = true;
             }
             match self.extend(team, id, timeout).await {
-                // Somebody paused it in between.
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                // Somebody paused it in between, or does so now.
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Conflict) => {}
                 outcome => return Ok((outcome?, resumed)),
             }
         }

@@ -22,7 +22,7 @@ mod traffic;
 
 pub use admission::Budgets;
 pub use control::{Config, Control, Patience};
-pub(crate) use control::{injected, not_found, stored};
+pub(crate) use control::{in_between, injected, not_found, stored};
 pub use egress::Egress;
 pub use live::{DialError, GuestStream, Live};
 pub use request::CreateSandbox;

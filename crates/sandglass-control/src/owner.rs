@@ -4,6 +4,7 @@
 //! Each step is stored before it is acted on, so the task may die at any moment: the reconciler starts another
 //! one that takes up what the store says. An end that can't be stored is the exception: it comes true all the same.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,13 +15,15 @@ use sandglass_engine::host::HostError;
 use sandglass_store::{SandboxRow, Transition};
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, SandboxId, SandboxState, Timestamp};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, Span};
 
 use self::bring_up::{Origin, bring_up, deadline, exit_of, keep_deadline};
+use self::pause::Pausing;
+use self::request::Reply;
 pub(crate) use self::request::{Asked, Handle, Request};
 use crate::egress;
 use crate::governor;
@@ -61,9 +64,9 @@ const TASKS_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) enum Begin {
     /// Make it, in the span of who asks. The answer is sent when it runs, or can't.
-    Create(Span, oneshot::Sender<Result<(), Error>>),
+    Create(Span, Reply),
     /// It runs already: a server before this one made it. The answer is sent when it can be reached again, or can't.
-    Adopt(oneshot::Sender<Result<(), Error>>),
+    Adopt(Reply),
     /// It is paused, or was being paused or resumed when an earlier server ended, and nothing of it runs.
     Rest,
     /// Its end is due. What to store of it, if it has not begun.
@@ -74,6 +77,8 @@ pub(crate) struct Owner<'a> {
     shared: Arc<Shared>,
     row: SandboxRow,
     requests: &'a mut mpsc::Receiver<Asked>,
+    /// Requests that could not be answered when they came, oldest first.
+    deferred: VecDeque<Asked>,
     /// Fires when it can't be reached any more, or when this server stops.
     gone: CancellationToken,
     /// The tasks that serve it until then.
@@ -94,11 +99,20 @@ impl<'a> Owner<'a> {
             shared,
             row,
             requests,
+            deferred: VecDeque::new(),
             gone,
             tasks: TaskTracker::new(),
             ends,
             lease: Duration::ZERO,
             enforcer: None,
+        }
+    }
+
+    /// The next request; `None` when every handle is gone, which is when this server stops.
+    async fn next_request(&mut self) -> Option<Asked> {
+        match self.deferred.pop_front() {
+            Some(asked) => Some(asked),
+            None => self.requests.recv().await,
         }
     }
 
@@ -142,14 +156,14 @@ impl<'a> Owner<'a> {
                 }
                 self.live(Origin::Found, Span::current(), reply).await
             }
-            Begin::Rest => Life::Rests(None),
+            Begin::Rest => Life::Rests(Vec::new()),
             Begin::End(due) => {
                 event = due;
                 Life::Ends
             }
         };
-        while let Life::Rests(pauser) = life {
-            life = match self.rest(pauser).await {
+        while let Life::Rests(pausers) = life {
+            life = match self.rest(pausers).await {
                 Some((span, reply)) => self.live(Origin::Image, span, reply).await,
                 None => Life::Ends,
             };
@@ -171,7 +185,7 @@ impl<'a> Owner<'a> {
     }
 
     /// Brings it up, and keeps it until its end is stored, or until it is to rest.
-    async fn live(&mut self, origin: Origin, span: Span, asker: oneshot::Sender<Result<(), Error>>) -> Life {
+    async fn live(&mut self, origin: Origin, span: Span, asker: Reply) -> Life {
         let mut askers = vec![asker];
         let mut killed_in = Span::current();
         if self.shared.airlocks().is_some() {
@@ -190,6 +204,7 @@ impl<'a> Owner<'a> {
             bring_up(shared, row, self.ends, enforcer, gone, tasks, origin).instrument(span.clone());
         let mut coming_up = Some(Box::pin(coming_up));
         let (mut exited, mut cut_off, mut killer) = (None, None, None);
+        let clock_check = self.shared.config.patience.clock_check;
         // Once it can be reached.
         let mut live: Option<Arc<Live>> = None;
         let (event, why) = loop {
@@ -241,7 +256,11 @@ impl<'a> Owner<'a> {
                         Err(error) => (Event::Missing, Chain(&error).to_string()),
                     }
                 }
-                request = self.requests.recv() => match request {
+                request = self.next_request() => match request {
+                    Some((_, request)) if resuming && request.needs_it_running() => {
+                        request.refuse(in_between(&self.row));
+                        continue;
+                    }
                     Some((span, Request::SetEnd { end_at, only_later, reply })) => {
                         let _gone = reply.send(self.set_end(end_at, only_later).instrument(span).await);
                         continue;
@@ -252,15 +271,19 @@ impl<'a> Owner<'a> {
                         continue;
                     }
                     Some((span, Request::Pause(reply))) => {
-                        let outcome = match &live {
-                            Some(live) => self.pause(live).instrument(span).await,
-                            None => Err(Error::new(ErrorKind::Conflict, "the sandbox is still being started")),
+                        let Some(live) = &live else {
+                            let message = "the sandbox is still being started";
+                            let _gone = reply.send(Err(Error::new(ErrorKind::Conflict, message)));
+                            continue;
                         };
-                        match outcome {
-                            Ok(()) => return Life::Rests(Some(reply)),
-                            Err(error) => drop(reply.send(Err(error))),
+                        match self.pause(live, vec![reply]).instrument(span).await {
+                            Pausing::Imaged(pausers) => return Life::Rests(pausers),
+                            Pausing::RunsOn => continue,
+                            Pausing::Killed(unanswered) => {
+                                killer = unanswered;
+                                (Event::Kill, "a client asked for it".into())
+                            }
                         }
-                        continue;
                     }
                     Some((_, Request::Resume { reply, .. })) => {
                         if live.is_some() {
@@ -278,7 +301,7 @@ impl<'a> Owner<'a> {
                     // Every handle is gone, so this server stops.
                     None => std::future::pending().await,
                 },
-                () = sleep(left.min(self.shared.config.patience.clock_check)) => {
+                () = sleep(left.min(clock_check)) => {
                     // It runs on after a pause that failed, and that could not be stored.
                     if self.row.state == SandboxState::Pausing {
                         self.run_on("it could not be paused").await;
@@ -307,7 +330,7 @@ impl<'a> Owner<'a> {
         if matches!(self.row.state, SandboxState::Paused | SandboxState::Resuming)
             && !matches!(event, Event::Kill)
         {
-            return Life::Rests(None);
+            return Life::Rests(Vec::new());
         }
         if !stored {
             self.remove_and_settle(event, &why, killer).await;
@@ -318,12 +341,7 @@ impl<'a> Owner<'a> {
     /// The end that could not be stored. Mostly the disk is full, perhaps with what this very sandbox wrote, so it goes
     /// first and makes room. Should this server die before the end is stored, the next one finds a sandbox without
     /// processes, and ends it as well.
-    async fn remove_and_settle(
-        &mut self,
-        event: Event,
-        why: &str,
-        mut killer: Option<oneshot::Sender<Result<(), Error>>>,
-    ) {
+    async fn remove_and_settle(&mut self, event: Event, why: &str, mut killer: Option<Reply>) {
         let (mut removed, mut pauses) = (false, Pauses::new());
         loop {
             removed = removed || self.remove().await;
@@ -344,7 +362,7 @@ impl<'a> Owner<'a> {
         loop {
             tokio::select! {
                 () = &mut passed => return,
-                Some(request) = self.requests.recv() => answer_at_end(&self.row.id, request),
+                Some((_, request)) = self.next_request() => answer_at_end(&self.row.id, request),
             }
         }
     }
@@ -500,7 +518,7 @@ impl<'a> Owner<'a> {
                     }
                     return outcome.is_ok();
                 }
-                Some(request) = self.requests.recv() => answer_at_end(&self.row.id, request),
+                Some((_, request)) = self.next_request() => answer_at_end(&self.row.id, request),
             }
         }
     }
@@ -522,15 +540,16 @@ impl Drop for Owner<'_> {
 }
 
 /// What is answered once the end has begun.
-fn answer_at_end(id: &SandboxId, (_, request): Asked) {
+fn answer_at_end(id: &SandboxId, request: Request) {
     match request {
         Request::Kill(reply) => drop(reply.send(Ok(()))),
-        Request::Pause(reply) | Request::Resume { reply, .. } => {
-            drop(reply.send(Err(crate::not_found(id))));
-        }
-        Request::SetEnd { reply, .. } => drop(reply.send(Err(crate::not_found(id)))),
-        Request::SetPolicy { reply, .. } => drop(reply.send(Err(crate::not_found(id)))),
+        request => request.refuse(crate::not_found(id)),
     }
+}
+
+/// What is answered to who wants something of a sandbox that is on the way to a pause or back.
+fn in_between(row: &SandboxRow) -> Error {
+    crate::in_between(row.state).unwrap_or_else(|| crate::not_found(&row.id))
 }
 
 /// How the life of a sandbox on the machine is over.
@@ -538,18 +557,18 @@ enum Life {
     /// For good.
     Ends,
     /// It is an image now, or still. Who wants to hear when nothing else of it is left.
-    Rests(Option<oneshot::Sender<Result<(), Error>>>),
+    Rests(Vec<Reply>),
 }
 
-/// Tells all who wait how it went; the first of them hears why.
-fn answer(askers: &mut Vec<oneshot::Sender<Result<(), Error>>>, outcome: Result<(), Error>) {
-    let others = outcome.as_ref().err().map(Error::kind);
+/// Tells all who wait how it went; the first of them hears the cause, too.
+fn answer(askers: &mut Vec<Reply>, outcome: Result<(), Error>) {
+    let others = outcome.as_ref().err().map(|error| (error.kind(), error.to_string()));
     let mut outcome = Some(outcome);
     for asker in askers.drain(..) {
         let first = outcome.take();
-        let answer = first.unwrap_or_else(|| match others {
+        let answer = first.unwrap_or_else(|| match &others {
             None => Ok(()),
-            Some(kind) => Err(Error::new(kind, "the sandbox could not be started")),
+            Some((kind, message)) => Err(Error::new(*kind, message.clone())),
         });
         let _gone = asker.send(answer);
     }

@@ -8,33 +8,68 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandglass_engine::engine::Feature;
-use sandglass_engine::host::{HostError, RefusalKind};
+use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_store::{Resume, Resumed};
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, SandboxState};
-use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, Span};
 
-use super::{Owner, Pauses, Request};
+use super::request::Reply;
+use super::{Owner, Pauses, Request, answer, in_between};
 use crate::admission;
 use crate::control::{REMOVAL_CHECK, REMOVAL_PATIENCE};
 use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
 
 /// Whom a resume is for.
-type Asker = (Span, oneshot::Sender<Result<(), Error>>);
+type Asker = (Span, Reply);
 
 /// What `runsc` says of a program that holds a file open that was deleted. Checkpoints of it are refused.
 const DELETED: &str = "deleted and invalidated dentries";
 
+/// What the history says of one that a client ended.
+const KILLED: &str = "a client asked for it";
+
 /// How often it is tried to store that a sandbox is paused before who asked for it hears of it. The tries go on.
 const STORE_TRIES: u32 = 5;
 
+/// That somebody ended a sandbox while its image was written.
+#[derive(Debug, Default)]
+struct Ended {
+    /// Who did, where it could not be stored yet.
+    unanswered: Option<Reply>,
+}
+
+/// How a pause went.
+#[derive(Debug)]
+pub(super) enum Pausing {
+    /// Its image is complete. Who wants to hear when nothing else of it is left.
+    Imaged(Vec<Reply>),
+    /// It could not be paused, and who wanted it knows.
+    RunsOn,
+    /// Somebody ended it meanwhile, and knows that unless it could not be stored.
+    Killed(Option<Reply>),
+}
+
 impl Owner<'_> {
     /// Writes it to an image, or says why not; then it runs on. Once the image is complete, [`Owner::rest`] ends the rest.
-    pub(super) async fn pause(&mut self, live: &Arc<Live>) -> Result<(), Error> {
+    pub(super) async fn pause(&mut self, live: &Arc<Live>, mut pausers: Vec<Reply>) -> Pausing {
+        let error = match self.write(live, &mut pausers).await {
+            Ok(None) => return Pausing::Imaged(pausers),
+            Ok(Some(Ended { unanswered })) => {
+                answer(&mut pausers, Err(Error::new(ErrorKind::Conflict, "the sandbox was ended")));
+                return Pausing::Killed(unanswered);
+            }
+            Err(error) => error,
+        };
+        answer(&mut pausers, Err(error));
+        Pausing::RunsOn
+    }
+
+    /// Writes it to an image, unless it is ended meanwhile. After a failure it runs on.
+    async fn write(&mut self, live: &Arc<Live>, pausers: &mut Vec<Reply>) -> Result<Option<Ended>, Error> {
         if self.shared.engine.refuses(Feature::Checkpoint) {
             let message = format!("the engine '{}' can't pause sandboxes", self.shared.engine.name);
             return Err(Error::new(ErrorKind::Unsupported, message));
@@ -46,7 +81,12 @@ impl Owner<'_> {
         }
         // Who comes now finds it paused; who is there already waits, and goes on if it can't be.
         self.shared.live.remove(&self.row.id);
-        let Err(error) = self.write_image(live).await else { return Ok(()) };
+        let writing = write_image(self.shared.host.clone(), Arc::clone(live));
+        let (outcome, ended) = self.answer_during(writing, pausers).await;
+        if ended.is_some() {
+            return Ok(ended);
+        }
+        let Err(error) = outcome else { return Ok(None) };
         self.run_on(&format!("it could not be paused: {}", Chain(&error))).await;
         if let Err(error) = live.thaw().await {
             tracing::warn!(sandbox = %self.row.id, error = %Chain(&error), "its agent does not speak again yet");
@@ -55,20 +95,41 @@ impl Owner<'_> {
         Err(error)
     }
 
-    async fn write_image(&self, live: &Live) -> Result<(), Error> {
-        let (host, id) = (&self.shared.host, &self.row.id);
-        sandglass_failpoint::hit_async("control.pause.freeze").await.map_err(crate::injected)?;
-        live.freeze().await?;
-        sandglass_failpoint::hit_async("control.pause.host").await.map_err(crate::injected)?;
-        host.pause(id).await?;
-        sandglass_failpoint::hit_async("control.pause.image").await.map_err(crate::injected)?;
-        host.checkpoint(id, id).await.map_err(|error| match &error {
-            HostError::Refused { message, .. } if message.contains(DELETED) => {
-                let message = "the sandbox can't be paused as it is, and runs on: a program has a file open that was deleted";
-                Error::new(ErrorKind::Conflict, message).because(error)
+    /// Waits for an image. Who wants the same joins, who wants it to run waits, and who wants it gone does not: what is
+    /// under way in the host comes to its end all the same, so that nothing is removed under it.
+    async fn answer_during<T>(
+        &mut self,
+        writing: impl Future<Output = T>,
+        pausers: &mut Vec<Reply>,
+    ) -> (T, Option<Ended>) {
+        let mut writing = std::pin::pin!(writing);
+        let mut ended: Option<Ended> = None;
+        loop {
+            let (span, request) = tokio::select! {
+                written = &mut writing => return (written, ended),
+                asked = self.requests.recv() => match asked {
+                    Some(asked) => asked,
+                    // Every handle is gone, so this server stops.
+                    None => std::future::pending().await,
+                },
+            };
+            match request {
+                Request::Kill(reply) => {
+                    let ended = ended.get_or_insert_default();
+                    if self.settle(Event::Kill, KILLED).instrument(span).await {
+                        // Before who asked hears of it, nobody gets in any more.
+                        self.make_unreachable();
+                        let _gone = reply.send(Ok(()));
+                    } else {
+                        ended.unanswered = Some(reply);
+                    }
+                }
+                request if ended.is_some() => request.refuse(crate::not_found(&self.row.id)),
+                Request::Pause(reply) => pausers.push(reply),
+                resume @ Request::Resume { .. } => self.deferred.push_back((span, resume)),
+                request => request.refuse(in_between(&self.row)),
             }
-            _ => Error::from(error),
-        })
+        }
     }
 
     /// Lets a sandbox run on that was to be paused. Where that can't be done, or can't be stored, it stays `Pausing`, and who
@@ -92,11 +153,8 @@ impl Owner<'_> {
     }
 
     /// Keeps it paused until somebody wants it to run, and says who; or until somebody ends it. It may be on the way here:
-    /// `Pausing` with its image complete, which `pauser` waits for, or `Resuming` with no hope of it.
-    pub(super) async fn rest(
-        &mut self,
-        mut pauser: Option<oneshot::Sender<Result<(), Error>>>,
-    ) -> Option<Asker> {
+    /// `Pausing` with its image complete, which `pausers` wait for, or `Resuming` with no hope of it.
+    pub(super) async fn rest(&mut self, mut pausers: Vec<Reply>) -> Option<Asker> {
         self.end_tasks().await;
         self.gone = self.shared.stop.child_token();
         self.tasks = TaskTracker::new();
@@ -108,9 +166,9 @@ impl Owner<'_> {
                 SandboxState::Pausing if removed => {
                     let stored = self.settle(Event::Imaged, "its image is complete").await;
                     failures += u32::from(!stored);
-                    if let Some(pauser) = pauser.take_if(|_| failures == STORE_TRIES) {
+                    if failures == STORE_TRIES {
                         let message = "the sandbox is paused, but that could not be stored yet";
-                        let _gone = pauser.send(Err(Error::new(ErrorKind::Internal, message)));
+                        answer(&mut pausers, Err(Error::new(ErrorKind::Internal, message)));
                     }
                 }
                 SandboxState::Resuming => {
@@ -119,11 +177,11 @@ impl Owner<'_> {
                 _ => {}
             }
             let at_rest = removed && self.row.state == SandboxState::Paused;
-            if let Some(pauser) = pauser.take_if(|_| at_rest) {
-                let _gone = pauser.send(Ok(()));
+            if at_rest {
+                answer(&mut pausers, Ok(()));
             }
             let asked = tokio::select! {
-                asked = self.requests.recv() => asked,
+                asked = self.next_request() => asked,
                 () = sleep(pauses.next()), if !at_rest => continue,
             };
             let Some((span, request)) = asked else {
@@ -132,9 +190,8 @@ impl Owner<'_> {
             };
             match request {
                 Request::Kill(reply) => {
-                    let why = "a client asked for it";
-                    if !self.settle(Event::Kill, why).instrument(span).await {
-                        self.remove_and_settle(Event::Kill, why, Some(reply)).await;
+                    if !self.settle(Event::Kill, KILLED).instrument(span).await {
+                        self.remove_and_settle(Event::Kill, KILLED, Some(reply)).await;
                         return None;
                     }
                     if self.row.state == SandboxState::Ending {
@@ -150,11 +207,11 @@ impl Owner<'_> {
                         Err(error) => drop(reply.send(Err(error))),
                     }
                 }
+                Request::Pause(reply) if self.row.state == SandboxState::Pausing => pausers.push(reply),
                 Request::Pause(reply) => {
                     drop(reply.send(Err(Error::new(ErrorKind::Conflict, "the sandbox is already paused"))));
                 }
-                Request::SetEnd { reply, .. } => drop(reply.send(Err(crate::not_found(&self.row.id)))),
-                Request::SetPolicy { reply, .. } => drop(reply.send(Err(crate::not_found(&self.row.id)))),
+                request => request.refuse(in_between(&self.row)),
             }
         }
     }
@@ -206,4 +263,21 @@ impl Owner<'_> {
         tracing::info!(sandbox = %self.row.id, generation = self.row.generation.0, "is resumed");
         Ok(())
     }
+}
+
+async fn write_image(host: Host, live: Arc<Live>) -> Result<(), Error> {
+    let id = live.id();
+    sandglass_failpoint::hit_async("control.pause.freeze").await.map_err(crate::injected)?;
+    live.freeze().await?;
+    sandglass_failpoint::hit_async("control.pause.host").await.map_err(crate::injected)?;
+    host.pause(id).await?;
+    sandglass_failpoint::hit_async("control.pause.image").await.map_err(crate::injected)?;
+    host.checkpoint(id, id).await.map_err(|error| match &error {
+        HostError::Refused { message, .. } if message.contains(DELETED) => {
+            let message =
+                "the sandbox can't be paused as it is, and runs on: a program has a file open that was deleted";
+            Error::new(ErrorKind::Conflict, message).because(error)
+        }
+        _ => Error::from(error),
+    })
 }

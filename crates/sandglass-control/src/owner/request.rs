@@ -7,6 +7,9 @@ use sandglass_types::{Error, SandboxId, Timestamp};
 use tokio::sync::{mpsc, oneshot};
 use tracing::Span;
 
+/// Who asks, and hears when it is done.
+pub(crate) type Reply<T = ()> = oneshot::Sender<Result<T, Error>>;
+
 /// What others want of the sandbox, and the span of who asks: what is done for it is logged there.
 pub(crate) type Asked = (Span, Request);
 
@@ -14,15 +17,15 @@ pub(crate) type Asked = (Span, Request);
 #[derive(Debug)]
 pub(crate) enum Request {
     /// End it. Answered when its end is stored.
-    Kill(oneshot::Sender<Result<(), Error>>),
+    Kill(Reply),
     /// Write it to an image and end its processes. Answered when it is paused, or runs on.
-    Pause(oneshot::Sender<Result<(), Error>>),
+    Pause(Reply),
     /// Let it run again, if it is paused. Answered when it can be reached.
     Resume {
         /// How long it may run from now on.
         timeout: Duration,
         /// Who asks.
-        reply: oneshot::Sender<Result<(), Error>>,
+        reply: Reply,
     },
     /// Move its end. Answered with the end in force.
     SetEnd {
@@ -31,7 +34,7 @@ pub(crate) enum Request {
         /// Never move it forward in time.
         only_later: bool,
         /// Who asks.
-        reply: oneshot::Sender<Result<Timestamp, Error>>,
+        reply: Reply<Timestamp>,
     },
     /// Replace what it asks to reach. Answered when that is in force.
     SetPolicy {
@@ -40,8 +43,28 @@ pub(crate) enum Request {
         /// As the client said.
         allow_internet_access: Option<bool>,
         /// Who asks.
-        reply: oneshot::Sender<Result<(), Error>>,
+        reply: Reply,
     },
+}
+
+impl Request {
+    /// Whether it is for a sandbox that runs, and for no other.
+    pub(crate) const fn needs_it_running(&self) -> bool {
+        matches!(self, Self::SetEnd { .. } | Self::SetPolicy { .. })
+    }
+
+    /// Answers that it is not done.
+    pub(crate) fn refuse(self, why: Error) {
+        match self {
+            Self::Kill(reply)
+            | Self::Pause(reply)
+            | Self::Resume { reply, .. }
+            | Self::SetPolicy { reply, .. } => {
+                drop(reply.send(Err(why)));
+            }
+            Self::SetEnd { reply, .. } => drop(reply.send(Err(why))),
+        }
+    }
 }
 
 /// The way to an owner task.
@@ -55,11 +78,7 @@ impl Handle {
         (Self(sender), receiver)
     }
 
-    async fn ask<T>(
-        &self,
-        id: &SandboxId,
-        request: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Request,
-    ) -> Result<T, Error> {
+    async fn ask<T>(&self, id: &SandboxId, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, Error> {
         let (reply, answer) = oneshot::channel();
         self.0.send((Span::current(), request(reply))).await.map_err(|_| crate::not_found(id))?;
         answer.await.map_err(|_| crate::not_found(id))?
