@@ -92,7 +92,7 @@ status=$?
 tally "$((status == 0))" "$((status != 0))" 0 "$status" "the soak"
 
 # Said once more where it is seen, however much was said in between.
-grep -aE '^ *TRY 1 FAIL ' "$logs/rust" >> "$logs/again"
+grep -aE '^ *FLAKY ' "$logs/rust" >> "$logs/again"
 if [ "$failed" != 0 ] || [ -s "$logs/again" ]; then
   step "what failed, be it once"
   grep -h -a -A 4 -E "panicked at|^ *(TRY [12] )?(FAIL|TIMEOUT|TMT) " "$logs/rust" | head -n 60

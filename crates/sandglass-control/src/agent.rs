@@ -13,10 +13,10 @@ use sandglass_egress::proxy;
 use sandglass_engine::engine::{AirlockSocket, SessionEnds};
 use sandglass_engine::host::{Host, RefusalKind};
 use sandglass_linux::redirect::original_destination;
-use sandglass_proto::control::{Configure, FromAgent, REVISION, ToAgent};
+use sandglass_proto::control::{Configure, FromAgent, Holder, REVISION, ToAgent};
 use sandglass_proto::session::{Epoch, Session};
 use sandglass_store::SandboxRow;
-use sandglass_types::{Error, SandboxId};
+use sandglass_types::{Error, ErrorKind, SandboxId};
 use tokio::net::unix::pipe;
 use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixDatagram};
 use tokio::time::timeout;
@@ -37,6 +37,9 @@ const CONFIGURE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Notices that an agent may send before it is configured: each is a line of the operator's log.
 const MAX_NOTICES: usize = 16;
+
+/// Programs that an error names.
+const MAX_HOLDERS: usize = 8;
 
 /// Characters of an agent's text that a log shows.
 const MAX_SHOWN: usize = 200;
@@ -134,6 +137,11 @@ pub(crate) async fn configured(session: &Session, row: &SandboxRow) -> Result<()
                     notices += 1;
                     tracing::info!(sandbox = %row.id, notice = ?shown(&message), "notice of the agent");
                 }
+                // A new one has nothing of its user's that could refuse.
+                Ok(FromAgent::ConfigureFailed { reason }) if row.generation.0 > 1 => {
+                    let message = format!("the sandbox does not let itself be resumed: {:?}", shown(&reason));
+                    return Err(Error::new(ErrorKind::Conflict, message));
+                }
                 Ok(FromAgent::ConfigureFailed { reason }) => {
                     return Err(Error::internal(UNCONFIGURED, format!("{:?}", shown(&reason))));
                 }
@@ -154,7 +162,11 @@ const UNHEARD: &str = "the sandbox's agent did not answer, and it runs on";
 pub(crate) async fn freeze(session: &Session) -> Result<(), Error> {
     let frozen = async {
         session.hold().await.map_err(|closed| Error::internal(UNHEARD, closed))?;
-        ask(session, &ToAgent::Freeze, &FromAgent::Frozen).await
+        match ask(session, &ToAgent::Freeze).await? {
+            FromAgent::Frozen => Ok(()),
+            FromAgent::Unsavable { holders } => Err(unsavable(&holders)),
+            other => Err(Error::internal(UNHEARD, format!("it answered {:?}", shown(&format!("{other:?}"))))),
+        }
     };
     timeout(FREEZE_PATIENCE, frozen).await.map_err(|elapsed| Error::internal(UNHEARD, elapsed))?
 }
@@ -165,23 +177,52 @@ pub(crate) async fn freeze(session: &Session) -> Result<(), Error> {
 /// As [`freeze`].
 pub(crate) async fn thaw(session: &Session) -> Result<(), Error> {
     session.release();
-    let thawed = ask(session, &ToAgent::Thaw, &FromAgent::Thawed);
+    let thawed = async {
+        // It may have been frozen by nobody, or have answered a freeze that nobody waits for any more.
+        let mut answer = ask(session, &ToAgent::Thaw).await?;
+        for _ in 0..MAX_NOTICES {
+            if answer == FromAgent::Thawed {
+                return Ok(());
+            }
+            answer = hear(session).await?;
+        }
+        Err(Error::internal(UNHEARD, "it said too much else"))
+    };
     timeout(FREEZE_PATIENCE, thawed).await.map_err(|elapsed| Error::internal(UNHEARD, elapsed))?
 }
 
-/// Sends a message, and waits for the one answer that is wanted.
-async fn ask(session: &Session, message: &ToAgent, wanted: &FromAgent) -> Result<(), Error> {
+/// Sends a message, and waits for the answer.
+async fn ask(session: &Session, message: &ToAgent) -> Result<FromAgent, Error> {
     session.send_control(message).await.map_err(|error| Error::internal(UNHEARD, error))?;
+    hear(session).await
+}
+
+/// The next message that is no notice.
+async fn hear(session: &Session) -> Result<FromAgent, Error> {
     for _ in 0..MAX_NOTICES {
         match session.recv_control().await {
-            Ok(answer) if answer == *wanted => return Ok(()),
-            Ok(answer) => {
-                tracing::info!(answer = shown(&format!("{answer:?}")), "the agent said something else");
+            Ok(FromAgent::Notice { message }) => {
+                tracing::info!(notice = ?shown(&message), "notice of an agent");
             }
+            Ok(answer) => return Ok(answer),
             Err(closed) => return Err(Error::internal(UNHEARD, closed)),
         }
     }
     Err(Error::internal(UNHEARD, "it said too much else"))
+}
+
+/// What is said of a sandbox that no image can be made of. The names are the guest's own words to its owner.
+fn unsavable(holders: &[Holder]) -> Error {
+    let one = |Holder { pid, program, file }: &Holder| {
+        format!("process {pid} ({:?}) has {:?}", shown(program), shown(file))
+    };
+    let named: Vec<_> = holders.iter().take(MAX_HOLDERS).map(one).collect();
+    let message = format!(
+        "no image can be made of the sandbox as it is, and it runs on: {}, deleted from its disk; let the program \
+         close the file, or end it, and try again",
+        named.join(", ")
+    );
+    Error::new(ErrorKind::Conflict, message)
 }
 
 /// Opens the sockets of the sandbox's airlock, and enforces its policy on them until `gone`.
@@ -243,6 +284,17 @@ pub(crate) async fn guard_airlock(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_no_image_can_be_made_of_is_named() {
+        let holder = |file: &str| Holder { pid: 7, program: "py\n".into(), file: file.into() };
+        let error = unsavable(&[holder("/a"), holder("/b\u{1b}[2J")]);
+        assert_eq!(error.kind(), ErrorKind::Conflict);
+        let text = error.to_string();
+        assert!(text.contains(r#"process 7 ("py\n") has "/a", process 7"#), "{text}");
+        assert!(text.contains(r#""/b\u{1b}[2J", deleted"#), "{text}");
+        assert!(unsavable(&vec![holder(&"x".repeat(10_000)); 1000]).to_string().len() < 5000);
+    }
 
     #[test]
     fn of_an_agent_s_text_a_log_shows_little() {

@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use tokio_util::task::TaskTracker;
 
 use crate::blocking::Blocking;
+use crate::clock::ActiveClock;
 use crate::job::Jobs;
 use crate::memory::Borrowers;
 use crate::process::Registry;
@@ -30,6 +31,8 @@ pub(crate) struct Agent {
     pub reaper: Reaper,
     /// Groups of processes.
     pub jobs: Jobs,
+    /// Time in which the sandbox ran.
+    pub clock: ActiveClock,
     /// For work that waits.
     pub blocking: Blocking,
     /// Those who transfer files, perhaps.
@@ -55,6 +58,7 @@ impl Agent {
             processes: Registry::new(),
             reaper: Reaper::start()?,
             jobs,
+            clock: ActiveClock::default(),
             blocking: Blocking::default(),
             borrowers: Borrowers::default(),
             tasks: TaskTracker::new(),

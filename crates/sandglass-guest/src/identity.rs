@@ -1,12 +1,17 @@
 //! Puts a configuration into force: host name, the files that say whose sandbox this is, then the settings.
 
-use std::fs;
-use std::io::{self, Write as _};
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
+use rustix::mount::UnmountFlags;
 use sandglass_proto::control::Configure;
+use sha2::{Digest as _, Sha256};
+
+use crate::hooks::HookError;
+use crate::init::RUN_DIR;
 
 /// Upper bound for `/etc/hosts` as it was before, in bytes.
 const MAX_HOSTS: usize = 64 * 1024;
@@ -40,6 +45,9 @@ pub(crate) enum ConfigureError {
         #[source]
         source: io::Error,
     },
+    /// A hook does not let the sandbox come back.
+    #[error(transparent)]
+    Hook(#[from] HookError),
 }
 
 /// Checks a configuration against the generation in force, 0 for none.
@@ -129,14 +137,57 @@ fn read_hosts(path: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Makes the machine say whose sandbox it is; for process 1 of a sandbox, whose machine it is. Blocks.
+/// Makes the machine say whose sandbox it is; for process 1 of a sandbox, whose machine it is. One that was a copy of
+/// another's until now is told so by `is_other`. Blocks.
 ///
 /// # Errors
 /// The step that failed.
-pub(crate) fn apply(configure: &Configure) -> Result<(), ConfigureError> {
+pub(crate) fn apply(configure: &Configure, is_other: bool) -> Result<(), ConfigureError> {
+    let step = |step| move |source| ConfigureError::Step { step, source };
     rustix::system::sethostname(configure.sandbox_id.as_bytes())
-        .map_err(|errno| ConfigureError::Step { step: "setting the host name", source: errno.into() })?;
-    write_files(configure, Path::new("/"))
+        .map_err(io::Error::from)
+        .map_err(step("setting the host name"))?;
+    write_files(configure, Path::new("/"))?;
+    if is_other {
+        renew_boot_id().map_err(step("changing the boot id"))?;
+    }
+    Ok(())
+}
+
+/// Where programs read which boot of the machine this is (random(4)). The kernel of a copy says what the original's does,
+/// and can't be told anything else, so a file hides what it says.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+fn renew_boot_id() -> io::Result<()> {
+    let mut random = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut random)?;
+    let file = Path::new(RUN_DIR).join("boot_id");
+    put(&file, &format!("{}\n", uuid(random, true)))?;
+    // The copy of a copy hides it already.
+    let _ = rustix::mount::unmount(BOOT_ID, UnmountFlags::DETACH);
+    Ok(rustix::mount::mount_bind(&file, BOOT_ID)?)
+}
+
+/// A name for the machine that no other sandbox has, as systemd makes them of what it knows (machine-id(5)).
+fn machine_id(sandbox_id: &str) -> String {
+    let digest: [u8; 32] = Sha256::digest(format!("sandglass machine-id {sandbox_id}")).into();
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest[..16]);
+    uuid(id, false)
+}
+
+/// The text of a random UUID (RFC 9562, version 4), with or without its hyphens.
+fn uuid(mut bytes: [u8; 16], hyphens: bool) -> String {
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let mut text = String::with_capacity(36);
+    for (at, byte) in bytes.into_iter().enumerate() {
+        if hyphens && matches!(at, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
 }
 
 fn write_files(configure: &Configure, root: &Path) -> Result<(), ConfigureError> {
@@ -145,6 +196,11 @@ fn write_files(configure: &Configure, root: &Path) -> Result<(), ConfigureError>
     put(&root.join("etc/hostname"), &format!("{name}\n")).map_err(step("writing /etc/hostname"))?;
     let path = root.join("etc/hosts");
     put(&path, &hosts(&read_hosts(&path), name)).map_err(step("writing /etc/hosts"))?;
+    let machine = format!("{}\n", machine_id(name));
+    put(&root.join("etc/machine-id"), &machine).map_err(step("writing /etc/machine-id"))?;
+    // In the agent's own folder, which is there before anything else is.
+    let generation = format!("{}\n", configure.generation);
+    put(&root.join("run/sandglass/generation"), &generation).map_err(step("writing the generation"))?;
     let dir = root.join("run/e2b");
     fs::create_dir_all(&dir).map_err(step("making /run/e2b"))?;
     for (file, value) in
@@ -189,10 +245,19 @@ mod tests {
     }
 
     #[test]
+    fn every_sandbox_is_another_machine() {
+        assert_eq!(machine_id("a"), machine_id("a"));
+        assert_ne!(machine_id("a"), machine_id("b"));
+        assert_eq!(uuid([0xff; 16], true), "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        assert_eq!(uuid([0; 16], false), "00000000000040008000000000000000");
+    }
+
+    #[test]
     fn files_replace_links_and_do_not_follow_them() {
         let root = tempfile::tempdir().unwrap();
         let etc = root.path().join("etc");
         fs::create_dir(&etc).unwrap();
+        fs::create_dir_all(root.path().join("run/sandglass")).unwrap();
         let precious = root.path().join("precious");
         fs::write(&precious, "untouched").unwrap();
         for name in ["hosts", "hostname", "hosts.sandglass"] {
@@ -202,5 +267,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&precious).unwrap(), "untouched");
         assert_eq!(fs::read_to_string(etc.join("hostname")).unwrap(), "s\n");
         assert_eq!(fs::read_to_string(root.path().join("run/e2b/.E2B_TEMPLATE_ID")).unwrap(), "base");
+        assert_eq!(fs::read_to_string(root.path().join("run/sandglass/generation")).unwrap(), "1\n");
+        assert_eq!(fs::read_to_string(etc.join("machine-id")).unwrap(), machine_id("s") + "\n");
     }
 }

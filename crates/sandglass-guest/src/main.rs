@@ -7,11 +7,14 @@
 
 mod agent;
 mod blocking;
+mod clock;
+mod deleted;
 mod dev;
 mod exec;
 mod files;
 mod filesystem;
 mod guard;
+mod hooks;
 mod http;
 mod identity;
 mod init;

@@ -10,9 +10,10 @@ use sandglass_proto::session::{AgentEvent, AgentSession, Incoming, ResetCode, Se
 use tokio::net::TcpStream;
 
 use crate::agent::Agent;
+use crate::identity::{self, ConfigureError};
 use crate::process::Origin;
 use crate::settings::Settings;
-use crate::{http, identity, log};
+use crate::{deleted, hooks, http, log};
 
 /// How long a connection to the guest's loopback may take: nothing is far away there.
 const DIAL_TIME: Duration = Duration::from_secs(5);
@@ -35,6 +36,8 @@ async fn control(agent: &Arc<Agent>, session: &AgentSession) -> sandglass_proto:
         let answer = match event {
             AgentEvent::Attached => {
                 agent.processes.begin_epoch();
+                // As the hold of the session, which ends with an attachment.
+                agent.clock.go_on();
                 FromAgent::Hello {
                     revision: REVISION,
                     agent_version: env!("CARGO_PKG_VERSION").into(),
@@ -42,12 +45,25 @@ async fn control(agent: &Arc<Agent>, session: &AgentSession) -> sandglass_proto:
                 }
             }
             AgentEvent::Control(ToAgent::Configure(configure)) => self::configure(agent, *configure).await,
-            AgentEvent::Control(ToAgent::Freeze) => match session.hold().await {
-                Ok(()) => FromAgent::Frozen,
-                Err(_) => continue,
-            },
+            AgentEvent::Control(ToAgent::Freeze) => {
+                let holders = match agent.sole_user {
+                    None => agent.blocking.run(deleted::holders).await,
+                    // The machine's other programs are none of this sandbox.
+                    Some(_) => Vec::new(),
+                };
+                if holders.is_empty() {
+                    if session.hold().await.is_err() {
+                        continue;
+                    }
+                    agent.clock.stop();
+                    FromAgent::Frozen
+                } else {
+                    FromAgent::Unsavable { holders }
+                }
+            }
             AgentEvent::Control(ToAgent::Thaw) => {
                 session.release();
+                agent.clock.go_on();
                 FromAgent::Thawed
             }
         };
@@ -61,19 +77,9 @@ async fn control(agent: &Arc<Agent>, session: &AgentSession) -> sandglass_proto:
 }
 
 async fn configure(agent: &Arc<Agent>, configure: Configure) -> FromAgent {
-    let current = agent.settings.get().map_or(0, |settings| settings.generation());
     let generation = configure.generation;
-    let result = match identity::check(&configure, current) {
-        // The machine is not this sandbox's.
-        Ok(()) if agent.sole_user.is_some() => Ok(configure),
-        Ok(()) => agent.blocking.run(move || identity::apply(&configure).map(|()| configure)).await,
-        Err(error) => Err(error),
-    };
-    match result {
-        Ok(configure) => {
-            agent.settings.set(Settings::new(configure));
-            FromAgent::Configured { generation }
-        }
+    match put_in_force(agent, configure).await {
+        Ok(()) => FromAgent::Configured { generation },
         Err(error) => {
             let reason = match std::error::Error::source(&error) {
                 Some(source) => format!("{error}: {source}"),
@@ -83,6 +89,24 @@ async fn configure(agent: &Arc<Agent>, configure: Configure) -> FromAgent {
             FromAgent::ConfigureFailed { reason }
         }
     }
+}
+
+async fn put_in_force(agent: &Arc<Agent>, configure: Configure) -> Result<(), ConfigureError> {
+    let before = agent.settings.get();
+    let current = before.as_ref().map_or(0, |settings| settings.generation());
+    identity::check(&configure, current)?;
+    let settings = Settings::new(configure.clone());
+    // Otherwise the machine is not this sandbox's.
+    if agent.sole_user.is_none() {
+        let is_other = before.as_ref().is_some_and(|before| before.sandbox_id() != configure.sandbox_id);
+        let is_back = before.is_some() && configure.generation > current;
+        agent.blocking.run(move || identity::apply(&configure, is_other)).await?;
+        if is_back || is_other {
+            hooks::run(agent, &settings).await?;
+        }
+    }
+    agent.settings.set(settings);
+    Ok(())
 }
 
 async fn accept(agent: Arc<Agent>, session: AgentSession, router: Router) {

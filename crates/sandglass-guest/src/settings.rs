@@ -24,6 +24,11 @@ impl Settings {
         self.0.generation
     }
 
+    /// Whose they are.
+    pub(crate) fn sandbox_id(&self) -> &str {
+        &self.0.sandbox_id
+    }
+
     /// Whether `given` is the access token, if there is one at all. Takes the same time for every wrong token of
     /// the right length.
     pub(crate) fn allows(&self, given: Option<&[u8]>) -> bool {

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 /// The newest protocol revision that this code speaks. An agent announces its own in [`FromAgent::Hello`].
-pub const REVISION: u32 = 1;
+///
+/// Revision 2 knows [`FromAgent::Unsavable`].
+pub const REVISION: u32 = 2;
 
 /// Upper bound for one encoded control message, in bytes. The largest is [`Configure`]: clients may set 64 KiB
 /// of environment.
@@ -20,7 +22,8 @@ pub const MAX_CONTROL_LEN: usize = 128 * 1024;
 pub enum ToAgent {
     /// Sets identity, secrets and defaults of this generation. No client request is served before it.
     Configure(Box<Configure>),
-    /// Asks the agent to write nothing more to the session once it has answered [`FromAgent::Frozen`].
+    /// Asks the agent to write nothing more to the session once it has answered [`FromAgent::Frozen`]. It may answer
+    /// [`FromAgent::Unsavable`] instead, and goes on then.
     Freeze,
     /// Ends a freeze. After a restore a [`ToAgent::Configure`] with the next generation comes first.
     Thaw,
@@ -58,6 +61,17 @@ impl std::fmt::Debug for Configure {
     }
 }
 
+/// A program that has a file which was deleted. Its names are what the guest says they are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// Process id inside.
+    pub pid: u32,
+    /// Name of the program.
+    pub program: String,
+    /// Path that the file had.
+    pub file: String,
+}
+
 /// From the agent to the server. Whatever arrives here was written by the enemy's neighbour: it is bounded and
 /// validated before use, and never trusted for a decision about anything but this sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +98,11 @@ pub enum FromAgent {
     },
     /// All that the agent had to say is in the stream; it stays silent until [`ToAgent::Thaw`].
     Frozen,
+    /// No image can be made of the sandbox as it is: programs have files that were deleted.
+    Unsavable {
+        /// Some of them; there is at least one.
+        holders: Vec<Holder>,
+    },
     /// The agent speaks again.
     Thawed,
     /// Something that an operator should see.

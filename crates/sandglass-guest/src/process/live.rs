@@ -199,7 +199,7 @@ async fn supervise(agent: Arc<Agent>, process: Arc<Process>, source: Source, lim
             tokio::pin!(ended);
             tokio::select! {
                 status = &mut ended => status,
-                () = tokio::time::sleep(limit) => {
+                () = agent.clock.sleep(limit) => {
                     cause = Cause::TimeLimit;
                     process.kill(&agent).await;
                     match tokio::time::timeout(AFTER_KILL, &mut ended).await {
