@@ -12,7 +12,7 @@ import pytest
 from support import PROGRAM, Server, until
 
 # These measure time, which wants a machine on which nothing else runs. `test_limits.py` has the ceiling of the processor.
-MEASURED = {"limits.neighbour", "limits.cpu", "limits.memory-fast", "limits.memory-slow"}
+MEASURED = {"limits.neighbour", "limits.cpu"}
 
 GROUPS = {"isolation", "files_and_api", "egress", "limits", "lifecycle"}
 

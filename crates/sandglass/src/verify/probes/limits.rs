@@ -1,5 +1,6 @@
 //! What a sandbox can use up of the machine. What counts is what the machine has less, not what the sandbox meets.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -151,9 +152,23 @@ fn processes() -> anyhow::Result<i64> {
     Ok(i64::try_from(process::table()?.len())?)
 }
 
-/// In MiB.
+/// In MiB, by the largest process of all that descend from this one: the attacks are single programs. What the machine has
+/// left would tell more, but of all the others that use it as well; and the sum would count some pages twice, because what
+/// the engine runs a program with may be several processes with one memory.
 fn memory() -> anyhow::Result<i64> {
-    Ok(-i64::try_from(proc::available()?)? / MIB)
+    let all = process::table()?;
+    let mut ours = BTreeSet::from([i32::try_from(std::process::id())?]);
+    loop {
+        let known = ours.len();
+        let children: Vec<_> = all.iter().filter(|entry| ours.contains(&entry.parent)).collect();
+        ours.extend(children.iter().map(|entry| entry.identity.pid));
+        if ours.len() == known {
+            break;
+        }
+    }
+    // One may have ended meanwhile.
+    let largest = ours.into_iter().map(|pid| proc::rss(pid).unwrap_or(0)).max().unwrap_or(0);
+    Ok(i64::try_from(largest)? / MIB)
 }
 
 /// In MiB.
@@ -176,9 +191,23 @@ fn descriptors() -> anyhow::Result<i64> {
     Ok(i64::try_from(open)?)
 }
 
+/// What is in use, once it falls no more: what the attack before this one had is given back bit by bit.
+async fn at_rest(used: Used) -> anyhow::Result<i64> {
+    let deadline = Instant::now() + END;
+    let (mut least, mut since) = (used()?, Instant::now());
+    while since.elapsed() < SETTLE && Instant::now() < deadline {
+        sleep(INTERVAL).await;
+        let now = used()?;
+        if now < least {
+            (least, since) = (now, Instant::now());
+        }
+    }
+    Ok(least)
+}
+
 /// The most that comes in use on top while some work goes on.
 async fn most<T>(used: Used, work: impl Future<Output = T>) -> anyhow::Result<(i64, T)> {
-    let before = used()?;
+    let before = at_rest(used).await?;
     let mut most = 0;
     let mut ticks = interval(INTERVAL);
     let mut work = std::pin::pin!(work);
