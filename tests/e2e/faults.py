@@ -96,8 +96,9 @@ def kill(server: Server, id: str) -> httpx.Response:
     return httpx.delete(f"{server.url}/sandboxes/{id}", headers=server.headers, timeout=PATIENCE)
 
 
-def pause(server: Server, id: str) -> httpx.Response:
-    return httpx.post(f"{server.url}/sandboxes/{id}/pause", headers=server.headers, timeout=PATIENCE)
+def pause(server: Server, id: str, memory: bool = True) -> httpx.Response:
+    body = {} if memory else {"memory": False}
+    return httpx.post(f"{server.url}/sandboxes/{id}/pause", json=body, headers=server.headers, timeout=PATIENCE)
 
 
 def resume(server: Server, id: str) -> httpx.Response:

@@ -34,8 +34,11 @@ CREATE = ("control.create.", "control.store.running", "engine.create.", "engine.
 KILL = ("control.kill.", "control.store.end", "control.end.", "engine.remove.", "network.release.")
 START = ("control.reconcile.",)
 # One to pause it, and one to let it run again.
-PAUSE = ("control.store.paus", "control.pause.", "engine.image.")
-RESUME = ("control.resume.",)
+PAUSE = ("control.store.paus", "control.pause.freeze", "control.pause.host", "control.pause.image", "engine.image.")
+RESUME = ("control.resume.store", "control.resume.host")
+# The same with its files alone, which has no memory to write, and starts anew.
+MEMORY_ALONE = ("engine.image.checkpoint", "control.resume.host")
+FILES_ALONE = ("control.resume.boot",)
 # Which none of them does: see the tests of the watchdog.
 ELSEWHERE = ("control.deadline.", "watchdog.")
 
@@ -61,7 +64,7 @@ def armed(points: list[str], action: str) -> str:
 def test_every_point_is_driven_by_something():
     assert len(NAMES) > 50
     for name in NAMES:
-        assert sum(name in of(*kind) for kind in (CREATE, KILL, PAUSE, RESUME, START, ELSEWHERE)) == 1, name
+        assert sum(name in of(*kind) for kind in (CREATE, KILL, PAUSE, RESUME, FILES_ALONE, START, ELSEWHERE)) == 1, name
 
 
 @pytest.fixture
@@ -164,24 +167,39 @@ def remember(server, id: str):
     server.cli("sandbox", "exec", id, "--", "sh", "-c", "echo kept > /dev/shm/memory; echo kept > /home/user/disk")
 
 
-def remembers(server, id: str) -> bool:
-    said = server.cli("sandbox", "exec", id, "--", "cat", "/dev/shm/memory", "/home/user/disk")
-    return said.stdout == "kept\nkept\n"
+def remembers(server, id: str, memory: bool = True) -> bool:
+    """Whether its disk has it still, and its memory where that was to be kept."""
+    places = ["/dev/shm/memory", "/home/user/disk"] if memory else ["/home/user/disk"]
+    return server.cli("sandbox", "exec", id, "--", "cat", *places).stdout == "kept\n" * len(places)
+
+
+def files_alone() -> list[str]:
+    """The points on the way to an image without memory and back."""
+    points = of(*PAUSE, *RESUME, *FILES_ALONE, "engine.create.made", "engine.start.")
+    return [name for name in points if name not in MEMORY_ALONE]
+
+
+def pause_and_resume() -> list:
+    """The points of one run, and whether memory is kept."""
+    whole = groups(*PAUSE, *RESUME, "engine.create.made")
+    files = [[name] for name in files_alone()] if EACH else [files_alone()]
+    of_memory = [pytest.param(*param.values, True, id=f"{param.id}-whole") for param in whole]
+    return of_memory + [pytest.param(points, False, id=f"{points[0] if EACH else 'all'}-files") for points in files]
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", VICTIMS)
-@pytest.mark.parametrize("points", groups(*PAUSE, *RESUME, "engine.create.made"))
-def test_killed_while_pausing_or_resuming(stopped_server, points, victim):
+@pytest.mark.parametrize(("points", "memory"), pause_and_resume())
+def test_killed_while_pausing_or_resuming(stopped_server, points, memory, victim):
     """The server dies at each step on the way to an image and back: the sandbox is one or the other, with all it had."""
     server, log_from = stopped_server, log_size(stopped_server)
     # Points that a creation passes too are armed for a server that finds all sandboxes made.
     server.start()
     ids = [create(server, new_tag()).json()["sandboxID"] for _ in range(len(points) + 1)]
     all_at_once(lambda id: remember(server, id), ids)
-    resumed = of(*RESUME, "engine.create.made")
+    resumed = of(*RESUME, *FILES_ALONE, "engine.create.made", "engine.start.")
     for id in ids[: len(set(points) & set(resumed))]:
-        assert pause(server, id).status_code == 204
+        assert pause(server, id, memory).status_code == 204
     server.stop()
     server.start(armed(points, "hang"))
     attempts = {}
@@ -189,8 +207,8 @@ def test_killed_while_pausing_or_resuming(stopped_server, points, victim):
         missing = set(points) - set(reached(server, log_from))
         if not missing:
             break
-        verb = resume if state(server, id) == "paused" else pause
-        attempt = attempts[id] = Attempt(verb, server, id)
+        verb = (resume, server, id) if state(server, id) == "paused" else (pause, server, id, memory)
+        attempt = attempts[id] = Attempt(*verb)
         further = lambda: not missing <= set(points) - set(reached(server, log_from))  # noqa: E731
         until(lambda: further() or not attempt.is_alive(), within=PATIENCE, what="a hanging request")
         assert further(), f"no request gets to {missing}: {attempt.response and attempt.response.text}"
@@ -206,12 +224,12 @@ def test_killed_while_pausing_or_resuming(stopped_server, points, victim):
         if row.state == "paused":
             assert resume(server, row.id).status_code == 201
         assert row.state in ("running", "paused"), row
-        assert remembers(server, row.id)
+        assert remembers(server, row.id, memory)
     # Each can still be paused and resumed: nothing of the last try is in the way.
     for id in ids:
         assert pause(server, id).status_code == 204
         assert resume(server, id).status_code == 201
-        assert remembers(server, id)
+        assert remembers(server, id, memory)
     all_at_once(lambda id: kill(server, id), ids)
     assert all(row.state == "ended" for row in settled(server))
     server.assert_nothing_left()
@@ -219,17 +237,22 @@ def test_killed_while_pausing_or_resuming(stopped_server, points, victim):
 
 
 @pytest.mark.timeout(300)
-def test_each_step_of_a_pause_and_of_a_resume_fails_once(stopped_server):
+@pytest.mark.parametrize("memory", [True, False], ids=["whole", "files"])
+def test_each_step_of_a_pause_and_of_a_resume_fails_once(stopped_server, memory):
     server, log_from = stopped_server, log_size(stopped_server)
     server.start()
     id = create(server, new_tag()).json()["sandboxID"]
     remember(server, id)
     server.stop()
-    down, up = of(*PAUSE), of(*RESUME, "engine.create.made", "engine.create.save")
+    up = of(*RESUME, *FILES_ALONE, "engine.create.made", "engine.create.save")
+    down = of(*PAUSE)
+    left_out = FILES_ALONE if memory else MEMORY_ALONE
+    down, up = ([name for name in points if name not in left_out] for points in (down, up))
     server.start(armed(down + up, "error"))
-    for verb, points, before in ((pause, down, "running"), (resume, up, "paused")):
+    once_more = lambda before: pause(server, id, memory) if before == "running" else resume(server, id)  # noqa: E731
+    for points, before in ((down, "running"), (up, "paused")):
         failures = 0
-        while not (response := verb(server, id)).is_success:
+        while not (response := once_more(before)).is_success:
             failures += 1
             assert failures <= len(points), "more failures than were told"
             assert response.status_code in (409, 500) and response.json()["message"], response.text
@@ -241,7 +264,7 @@ def test_each_step_of_a_pause_and_of_a_resume_fails_once(stopped_server):
         text = log.read().decode()
     for point in down + up:
         assert f"the failpoint {point} made" in text, f"{point} was never reached"
-    assert remembers(server, id)
+    assert remembers(server, id, memory)
     assert kill(server, id).status_code == 204
     server.assert_nothing_left()
 

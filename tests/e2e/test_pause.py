@@ -103,7 +103,7 @@ def test_what_is_legal_when(server, sandbox):
     assert call(server, "POST", f"{path}/resume", json={"timeout": 60}).status_code == 201
     assert sandbox.commands.run("echo hi").stdout == "hi\n"
     assert call(server, "POST", f"{path}/connect", json={"timeout": 60}).status_code == 200
-    assert call(server, "POST", f"{path}/pause", json={"memory": False}).status_code == 400
+    assert call(server, "POST", f"{path}/pause", json={"memory": "no"}).status_code == 400
     assert call(server, "POST", f"{path}/pause").status_code == 204
     assert call(server, "POST", f"{path}/connect", json={"timeout": 60}).status_code == 201
     missing = f"/sandboxes/{'0' * 20}"

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sandglass_control::{Control, CreateSandbox, DialError, Live, TrafficToken};
+use sandglass_control::{Control, CreateSandbox, DialError, Live, Sleeper, TrafficToken};
 use sandglass_egress::policy::{Effective, Policy, RequestHost, Warning};
 use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::Stats;
 use sandglass_store::{AuditEntry, Event, Identity, ListFilter, ListPage, SandboxRow};
-use sandglass_types::{Error, SandboxId, TeamId, Timestamp};
+use sandglass_types::{Error, PauseMode, ResumeMode, SandboxId, TeamId, Timestamp};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
@@ -26,13 +26,20 @@ pub(crate) trait Backend: Send + Sync + 'static {
     async fn sandbox(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error>;
     async fn standing(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error>;
     async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error>;
-    async fn pause(&self, team: TeamId, id: &SandboxId) -> Result<(), Error>;
-    async fn resume(&self, team: TeamId, id: &SandboxId, timeout: Duration) -> Result<SandboxRow, Error>;
+    async fn pause(&self, team: TeamId, id: &SandboxId, mode: PauseMode) -> Result<(), Error>;
+    async fn resume(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        timeout: Duration,
+        mode: ResumeMode,
+    ) -> Result<SandboxRow, Error>;
     async fn connect(
         &self,
         team: TeamId,
         id: &SandboxId,
         timeout: Duration,
+        mode: ResumeMode,
     ) -> Result<(SandboxRow, bool), Error>;
     async fn list(&self, filter: ListFilter) -> Result<ListPage, Error>;
     async fn kill(&self, team: TeamId, id: &SandboxId) -> Result<(), Error>;
@@ -51,6 +58,8 @@ pub(crate) trait Backend: Send + Sync + 'static {
     fn effective(&self, row: &SandboxRow) -> Result<(Effective, Vec<Warning>), Error>;
     async fn receipts(&self, team: TeamId, id: &SandboxId, limit: usize) -> Result<Vec<String>, Error>;
     fn live(&self, id: &SandboxId) -> Option<Arc<dyn Upstream>>;
+    async fn sleeper(&self, id: &SandboxId) -> Result<Option<Sleeper>, Error>;
+    async fn wake(&self, sleeper: &Sleeper) -> Result<Arc<dyn Upstream>, Error>;
 }
 
 /// One connection into a sandbox.
@@ -109,12 +118,18 @@ impl Backend for Control {
         Self::standing(self, team, id).await
     }
 
-    async fn pause(&self, team: TeamId, id: &SandboxId) -> Result<(), Error> {
-        Self::pause(self, team, id).await
+    async fn pause(&self, team: TeamId, id: &SandboxId, mode: PauseMode) -> Result<(), Error> {
+        Self::pause(self, team, id, mode).await
     }
 
-    async fn resume(&self, team: TeamId, id: &SandboxId, timeout: Duration) -> Result<SandboxRow, Error> {
-        Self::resume(self, team, id, timeout).await
+    async fn resume(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        timeout: Duration,
+        mode: ResumeMode,
+    ) -> Result<SandboxRow, Error> {
+        Self::resume(self, team, id, timeout, mode).await
     }
 
     async fn connect(
@@ -122,8 +137,9 @@ impl Backend for Control {
         team: TeamId,
         id: &SandboxId,
         timeout: Duration,
+        mode: ResumeMode,
     ) -> Result<(SandboxRow, bool), Error> {
-        Self::connect(self, team, id, timeout).await
+        Self::connect(self, team, id, timeout, mode).await
     }
 
     async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
@@ -179,6 +195,14 @@ impl Backend for Control {
 
     fn live(&self, id: &SandboxId) -> Option<Arc<dyn Upstream>> {
         Self::live(self, id).map(|live| live as Arc<dyn Upstream>)
+    }
+
+    async fn sleeper(&self, id: &SandboxId) -> Result<Option<Sleeper>, Error> {
+        Self::sleeper(self, id).await
+    }
+
+    async fn wake(&self, sleeper: &Sleeper) -> Result<Arc<dyn Upstream>, Error> {
+        Ok(Self::wake(self, sleeper).await?)
     }
 }
 

@@ -21,9 +21,10 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Versio
 use http_body::Body as _;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use sandglass_control::{DialError, TrafficToken};
+use sandglass_control::{DialError, Sleeper, TrafficToken};
 use sandglass_egress::policy::GUEST_API_PORT;
-use sandglass_types::SandboxId;
+use sandglass_types::error::Chain;
+use sandglass_types::{Error, ErrorKind, SandboxId, TeamId};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use tracing::Instrument as _;
@@ -36,7 +37,7 @@ use crate::server::{Lingering, Peer};
 use answer::{Failure, failed};
 use carry::{Pulse, Watched, tunnel};
 use early::Unheard;
-use headers::{Framing, TRAFFIC_TOKEN};
+use headers::{ACCESS_TOKEN, Framing, TRAFFIC_TOKEN};
 use load::Load;
 
 /// A request or upgraded connection on which nothing moved for this long is dropped.
@@ -111,23 +112,32 @@ impl Edge {
         mut request: Request<Lingering>,
         origin: Origin,
     ) -> Result<Response<Body>, Failure> {
-        let live = self.backend.live(id).ok_or(Failure::NotFound)?;
-        tracing::Span::current().record("team", tracing::field::display(live.team()));
-        if live.gone().is_cancelled() {
-            return Err(Failure::NotFound);
-        }
-        if request.method() == Method::CONNECT {
-            return Err(Failure::Method);
-        }
         let guest_api = port.get() == GUEST_API_PORT;
-        if guest_api && headers::is_internal(request.uri().path()) {
-            return Err(Failure::Internal);
-        }
-        // The guest API has a token of its own.
-        if let Some(token) = live.traffic_token().filter(|_| !guest_api) {
-            admit(token, port, request.headers())?;
-        }
-        let permit = self.load.enter(id, matches!(origin.peer, Peer::Sandbox(_))).ok_or(Failure::Busy)?;
+        let from_sandbox = matches!(origin.peer, Peer::Sandbox(_));
+        let (live, permit) = match self.backend.live(id).filter(|live| !live.gone().is_cancelled()) {
+            Some(live) => {
+                told(live.team());
+                check(&request, port, live.traffic_token())?;
+                let permit = self.load.enter(id, from_sandbox).ok_or(Failure::Busy)?;
+                (live, permit)
+            }
+            None => {
+                let sleeper = self
+                    .backend
+                    .sleeper(id)
+                    .await
+                    .map_err(|error| unresumed(&error))?
+                    .ok_or(Failure::NotFound)?;
+                told(sleeper.team());
+                check(&request, port, sleeper.traffic_token())?;
+                if guest_api {
+                    check_access(&sleeper, request.headers())?;
+                }
+                // Those who wait count as well.
+                let permit = self.load.enter(id, from_sandbox).ok_or(Failure::Busy)?;
+                (self.backend.wake(&sleeper).await.map_err(|error| unresumed(&error))?, permit)
+            }
+        };
         let wanted = if guest_api || request.version() != Version::HTTP_11 {
             None
         } else {
@@ -192,6 +202,45 @@ impl Edge {
         }
         headers::to_client(answer.headers_mut());
         Ok(answer.map(|body| Body::new(Watched::new(body, gone, pulse, (driver, sender, permit)))))
+    }
+}
+
+/// Whose sandbox it is, for the log.
+fn told(team: TeamId) {
+    tracing::Span::current().record("team", tracing::field::display(team));
+}
+
+/// Lets a request pass that a client may send to this port.
+fn check<B>(request: &Request<B>, port: NonZeroU16, token: Option<&TrafficToken>) -> Result<(), Failure> {
+    if request.method() == Method::CONNECT {
+        return Err(Failure::Method);
+    }
+    if port.get() != GUEST_API_PORT {
+        return token.map_or(Ok(()), |token| admit(token, port, request.headers()));
+    }
+    // The guest API has a token of its own.
+    if headers::is_internal(request.uri().path()) { Err(Failure::Internal) } else { Ok(()) }
+}
+
+/// Lets a request pass that opens the guest API of a paused sandbox. What only the guest can judge, such as a signature,
+/// resumes nothing.
+fn check_access(sleeper: &Sleeper, headers: &HeaderMap) -> Result<(), Failure> {
+    let mut sent = headers.get_all(ACCESS_TOKEN).iter();
+    let token = match (sent.next(), sent.next()) {
+        (Some(token), None) => Some(token.as_bytes()),
+        _ => None,
+    };
+    if sleeper.opens_guest_api(token) { Ok(()) } else { Err(Failure::NoAccess) }
+}
+
+/// Why a sandbox does not run again.
+fn unresumed(error: &Error) -> Failure {
+    tracing::debug!(error = %Chain(error), "the sandbox could not be resumed");
+    match error.kind() {
+        ErrorKind::NotFound => Failure::NotFound,
+        ErrorKind::Quota => Failure::Quota,
+        ErrorKind::Capacity => Failure::NoRoom,
+        _ => Failure::NotResumed,
     }
 }
 

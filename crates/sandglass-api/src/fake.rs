@@ -7,13 +7,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sandglass_control::{CreateSandbox, DialError, TrafficToken};
+use sandglass_control::{CreateSandbox, DialError, Sleeper, TrafficToken};
 use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroundings, Warning};
 use sandglass_egress::proxy::Direct;
 use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_engine::{EngineInfo, Stats};
 use sandglass_store::{AuditEntry, Event, Identity, ListFilter, ListPage, Order, PageCursor, SandboxRow};
-use sandglass_types::{Error, ErrorKind, KeyId, SandboxId, SandboxState, TeamId, Timestamp};
+use sandglass_types::{
+    Error, ErrorKind, KeyId, Lifetime, OnTimeout, PauseMode, ResumeMode, SandboxId, SandboxState, TeamId,
+    Timestamp,
+};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
@@ -35,7 +38,12 @@ pub(crate) struct Fake {
     rows: Mutex<Vec<SandboxRow>>,
     idempotent: Mutex<HashMap<String, (sandglass_types::Digest, SandboxId)>>,
     live: Mutex<HashMap<SandboxId, Arc<FakeLive>>>,
+    /// Those that a request wakes, and what it then finds.
+    sleeping: Mutex<HashMap<SandboxId, Sleeping>>,
 }
+
+/// A sandbox that a request wakes, and what it then finds.
+type Sleeping = (Sleeper, Result<Arc<FakeLive>, ErrorKind>);
 
 /// A sandbox whose ports are TCP servers of the test.
 pub(crate) struct FakeLive {
@@ -66,6 +74,7 @@ impl Fake {
             rows: Mutex::default(),
             idempotent: Mutex::default(),
             live: Mutex::default(),
+            sleeping: Mutex::default(),
         })
     }
 
@@ -96,6 +105,23 @@ impl Fake {
         });
         self.live.lock().unwrap().insert(id.clone(), live.clone());
         (id, live)
+    }
+
+    /// Pauses it, so that a request wakes it that has these tokens, or finds this failure.
+    pub(crate) fn put_to_sleep(&self, id: &SandboxId, tokens: [Option<&str>; 2], failure: Option<ErrorKind>) {
+        let live = self.live.lock().unwrap().remove(id).unwrap();
+        let [traffic_token, access_token] = tokens.map(|token| token.map(str::to_owned));
+        let lifetime = Lifetime { on_timeout: OnTimeout::Pause { auto_resume: true }, ..row().lifetime };
+        let row = SandboxRow {
+            id: id.clone(),
+            state: SandboxState::Paused,
+            lifetime,
+            traffic_token,
+            access_token,
+            ..row()
+        };
+        let sleeper = Sleeper::of(&row).unwrap();
+        self.sleeping.lock().unwrap().insert(id.clone(), (sleeper, failure.map_or(Ok(live), Err)));
     }
 
     /// Ends it as the product does: not found first, then gone.
@@ -195,8 +221,9 @@ impl Backend for Fake {
             policy: request.policy,
             traffic_token: (!request.ingress.public).then(|| "traffic".to_owned()),
             request_host: request.ingress.request_host,
+            lifetime: request.lifetime,
             created_at,
-            end_at: created_at.plus(request.timeout),
+            end_at: created_at.plus(request.lifetime.timeout),
             ..row()
         };
         if let Some((key, digest)) = request.idempotency {
@@ -215,11 +242,18 @@ impl Backend for Fake {
         if row.state == SandboxState::Ended { Err(not_found()) } else { Ok(row) }
     }
 
-    async fn pause(&self, team: TeamId, id: &SandboxId) -> Result<(), Error> {
+    async fn pause(&self, team: TeamId, id: &SandboxId, mode: PauseMode) -> Result<(), Error> {
+        self.change(team, id, |row| row.pause_mode = mode)?;
         self.turn(team, id, [SandboxState::Running, SandboxState::Paused]).map(drop)
     }
 
-    async fn resume(&self, team: TeamId, id: &SandboxId, _: Duration) -> Result<SandboxRow, Error> {
+    async fn resume(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        _: Duration,
+        _: ResumeMode,
+    ) -> Result<SandboxRow, Error> {
         self.turn(team, id, [SandboxState::Paused, SandboxState::Running])
     }
 
@@ -228,8 +262,9 @@ impl Backend for Fake {
         team: TeamId,
         id: &SandboxId,
         timeout: Duration,
+        mode: ResumeMode,
     ) -> Result<(SandboxRow, bool), Error> {
-        let resumed = self.resume(team, id, timeout).await.is_ok();
+        let resumed = self.resume(team, id, timeout, mode).await.is_ok();
         Ok((self.extend(team, id, timeout).await?, resumed))
     }
 
@@ -265,7 +300,7 @@ impl Backend for Fake {
     }
 
     async fn kill(&self, team: TeamId, id: &SandboxId) -> Result<(), Error> {
-        let _resumed = self.resume(team, id, Duration::ZERO).await;
+        let _resumed = self.resume(team, id, Duration::ZERO, ResumeMode::Restore).await;
         self.change(team, id, |row| row.state = SandboxState::Ended)
     }
 
@@ -324,6 +359,18 @@ impl Backend for Fake {
         let lines = ["{\"number\": 0}", "{\"number\": 1}"];
         let kept = lines.len().saturating_sub(limit);
         self.change(team, id, |_| lines[kept..].iter().map(ToString::to_string).collect())
+    }
+
+    async fn sleeper(&self, id: &SandboxId) -> Result<Option<Sleeper>, Error> {
+        Ok(self.sleeping.lock().unwrap().get(id).map(|(sleeper, _)| sleeper.clone()))
+    }
+
+    async fn wake(&self, sleeper: &Sleeper) -> Result<Arc<dyn Upstream>, Error> {
+        let id = sleeper.id();
+        let (_, found) = self.sleeping.lock().unwrap().remove(id).ok_or_else(not_found)?;
+        let live = found.map_err(|kind| Error::new(kind, "as the test wanted"))?;
+        self.live.lock().unwrap().insert(id.clone(), live.clone());
+        Ok(live)
     }
 
     fn live(&self, id: &SandboxId) -> Option<Arc<dyn Upstream>> {

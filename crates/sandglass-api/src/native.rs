@@ -9,7 +9,7 @@ use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_store::{Event, SandboxRow};
 use sandglass_types::limits::Unchecked;
-use sandglass_types::{EndReason, SandboxId, SandboxState};
+use sandglass_types::{EndReason, OnTimeout, PauseMode, SandboxId, SandboxState};
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -19,6 +19,7 @@ use crate::auth::Caller;
 use crate::backend::Backend;
 use crate::e2b::list;
 use crate::e2b::routes::{Named, warnings};
+use crate::e2b::wire::pause_mode;
 use crate::error::{ApiError, ErrorBody};
 use crate::page;
 use crate::query::Query;
@@ -107,6 +108,15 @@ struct SandboxView {
     /// The latest end that an extension can reach.
     #[schema(format = DateTime)]
     max_end_at: String,
+    /// How long it lives from its creation, in seconds, and from each time that a request makes it run again.
+    timeout: u64,
+    /// What happens when its time is up: `kill`, `pause`, or `pause_filesystem`, which keeps its files alone.
+    on_timeout: &'static str,
+    /// Whether a request to one of its ports makes it run again when it is paused.
+    auto_resume: bool,
+    /// `full` if a paused sandbox has its memory, `filesystem` if it has its files alone; `null` if it is not paused.
+    #[schema(value_type = Option<String>)]
+    pause_mode: Option<PauseMode>,
     #[schema(value_type = Option<String>)]
     end_reason: Option<EndReason>,
 }
@@ -121,6 +131,14 @@ impl SandboxView {
         };
         let Unchecked { cpus, memory_mib, disk_mib, processes } = row.limits.into();
         Self {
+            timeout: row.lifetime.timeout.as_secs(),
+            on_timeout: match row.lifetime.on_timeout {
+                OnTimeout::Kill => "kill",
+                OnTimeout::Pause { .. } => "pause",
+                OnTimeout::PauseFilesystem => "pause_filesystem",
+            },
+            auto_resume: row.lifetime.on_timeout.auto_resumes(),
+            pause_mode: pause_mode(&row),
             id: row.id,
             template: row.template,
             rootfs: row.rootfs.to_string(),

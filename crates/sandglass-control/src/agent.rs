@@ -16,7 +16,7 @@ use sandglass_linux::redirect::original_destination;
 use sandglass_proto::control::{Configure, FromAgent, Holder, REVISION, ToAgent};
 use sandglass_proto::session::{Epoch, Session};
 use sandglass_store::SandboxRow;
-use sandglass_types::{Error, ErrorKind, SandboxId};
+use sandglass_types::{Error, ErrorKind, PauseMode, SandboxId};
 use tokio::net::unix::pipe;
 use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixDatagram};
 use tokio::time::timeout;
@@ -31,6 +31,12 @@ const HELLO_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long it may take to fall silent, or to speak again.
 const FREEZE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The first revision of agents that know [`ToAgent::FreezeDisk`].
+pub(crate) const FREEZE_DISK_SINCE: u32 = 3;
+
+/// How long it may take to write what programs wrote to the disk, and then to fall silent.
+const SYNC_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long it may take to put a generation in force.
 const CONFIGURE_PATIENCE: Duration = Duration::from_secs(20);
@@ -76,11 +82,20 @@ pub(crate) async fn attach(
     Ok(session)
 }
 
-/// Waits for the hello of an agent that was started, and returns the generation that is in force in it.
+/// What an agent says of itself.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Hello {
+    /// What it understands.
+    pub(crate) revision: u32,
+    /// What is in force in it.
+    pub(crate) generation: u32,
+}
+
+/// Waits for the hello of an agent that was started.
 ///
 /// # Errors
 /// It said nothing in time, or something else than hello.
-pub(crate) async fn greet(session: &Session, id: &SandboxId) -> Result<u32, Error> {
+pub(crate) async fn greet(session: &Session, id: &SandboxId) -> Result<Hello, Error> {
     let hello = timeout(HELLO_PATIENCE, session.recv_control())
         .await
         .map_err(|elapsed| Error::internal(SILENT, elapsed))?;
@@ -88,7 +103,7 @@ pub(crate) async fn greet(session: &Session, id: &SandboxId) -> Result<u32, Erro
         Ok(FromAgent::Hello { revision, agent_version, generation }) if revision <= REVISION => {
             let version = shown(&agent_version);
             tracing::debug!(sandbox = %id, ?version, generation, "the agent said hello");
-            Ok(generation)
+            Ok(Hello { revision, generation })
         }
         other => {
             let other = format!("{other:?}");
@@ -155,20 +170,25 @@ pub(crate) async fn configured(session: &Session, row: &SandboxRow) -> Result<()
 
 const UNHEARD: &str = "the sandbox's agent did not answer, and it runs on";
 
-/// Makes an agent say no more until [`thaw`]: what it has said is in the stream, and nothing is half said. Flows wait.
+/// Makes an agent say no more until [`thaw`]: what it has said is in the stream, and nothing is half said. Flows wait. Where
+/// its files alone are kept, all that programs wrote is on its disk.
 ///
 /// # Errors
 /// It took too long, or the session ended.
-pub(crate) async fn freeze(session: &Session) -> Result<(), Error> {
+pub(crate) async fn freeze(session: &Session, mode: PauseMode) -> Result<(), Error> {
+    let (message, patience) = match mode {
+        PauseMode::Full => (ToAgent::Freeze, FREEZE_PATIENCE),
+        PauseMode::Filesystem => (ToAgent::FreezeDisk, SYNC_PATIENCE),
+    };
     let frozen = async {
         session.hold().await.map_err(|closed| Error::internal(UNHEARD, closed))?;
-        match ask(session, &ToAgent::Freeze).await? {
+        match ask(session, &message).await? {
             FromAgent::Frozen => Ok(()),
             FromAgent::Unsavable { holders } => Err(unsavable(&holders)),
             other => Err(Error::internal(UNHEARD, format!("it answered {:?}", shown(&format!("{other:?}"))))),
         }
     };
-    timeout(FREEZE_PATIENCE, frozen).await.map_err(|elapsed| Error::internal(UNHEARD, elapsed))?
+    timeout(patience, frozen).await.map_err(|elapsed| Error::internal(UNHEARD, elapsed))?
 }
 
 /// Lets an agent speak again.

@@ -15,7 +15,9 @@ use sandglass_store::{
     StoreError,
 };
 use sandglass_types::error::Chain;
-use sandglass_types::{Clock, Error, ErrorKind, Limits, SandboxId, SandboxState, TeamId, Timestamp};
+use sandglass_types::{
+    Clock, Error, ErrorKind, Limits, PauseMode, ResumeMode, SandboxId, SandboxState, TeamId, Timestamp,
+};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
@@ -23,7 +25,7 @@ use crate::admission::{self, Budgets};
 use crate::egress::Egress;
 use crate::live::Live;
 use crate::metrics::{Now, Probes, STORE_FAILURES};
-use crate::owner::{Begin, Handle};
+use crate::owner::{ASKED, Begin, Handle};
 use crate::reconcile::{self, Repair};
 use crate::request::{CreateSandbox, check_timeout};
 use crate::shared::Shared;
@@ -45,7 +47,7 @@ const IDEMPOTENCY_RETENTION: Duration = Duration::from_secs(24 * 3600);
 pub(crate) const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often a sandbox is resumed that others pause at the same time.
-const CONNECT_ATTEMPTS: u32 = 3;
+pub(crate) const CONNECT_ATTEMPTS: u32 = 3;
 
 /// The wait between two looks whether they are gone.
 pub(crate) const REMOVAL_CHECK: Duration = Duration::from_millis(50);
@@ -152,6 +154,10 @@ impl Control {
         Ok(control)
     }
 
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.0
+    }
+
     /// Stops this server's tasks and waits for them. Sandboxes run on.
     pub async fn stop(&self) {
         self.0.stop.cancel();
@@ -224,6 +230,9 @@ impl Control {
         let template = shared.template(&request.template)?;
         // Before anything is made, so that the client hears of it.
         shared.config.egress.effective(&request.policy)?;
+        if request.lifetime.on_timeout.pause().is_some() {
+            shared.can_pause()?;
+        }
         let now = shared.clock.now();
         let id = SandboxId::random();
         tracing::Span::current().record("sandbox", tracing::field::display(&id));
@@ -241,8 +250,9 @@ impl Control {
             policy: request.policy,
             traffic_token: (!request.ingress.public).then(random_token),
             request_host: request.ingress.request_host,
+            lifetime: request.lifetime,
             created_at: now,
-            end_at: now.plus(request.timeout),
+            end_at: now.plus(request.lifetime.timeout),
             max_end_at: now.plus(shared.config.max_lifetime),
             idempotency: request.idempotency,
             quota: shared.config.budgets.quota,
@@ -318,22 +328,29 @@ impl Control {
         if row.team == team && stands { Ok(row) } else { Err(not_found(id)) }
     }
 
-    /// Writes a running sandbox to an image, and ends its processes. When this returns, it is paused.
+    /// Writes a running sandbox, or only its files, to an image, and ends its processes. When this returns, it is paused.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Conflict`] if it is paused already, or holds something that can't be paused,
     /// and runs on; [`ErrorKind::Unsupported`] if the engine can't.
-    pub async fn pause(&self, team: TeamId, id: &SandboxId) -> Result<(), Error> {
+    pub async fn pause(&self, team: TeamId, id: &SandboxId, mode: PauseMode) -> Result<(), Error> {
         self.standing(team, id).await?;
-        self.owner(team, id).await?.pause(id).await
+        self.owner(team, id).await?.pause(id, mode).await
     }
 
-    /// Lets a paused sandbox run again, for so long from now on: its memory, processes and files are as they were.
+    /// Lets a paused sandbox run again, for so long from now on: what it kept is as it was, unless `mode` gives its memory
+    /// up.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Conflict`] if it runs, or is being paused; [`ErrorKind::Quota`] and [`ErrorKind::Capacity`] as at a
     /// creation. If it can't be resumed it is paused as before.
-    pub async fn resume(&self, team: TeamId, id: &SandboxId, timeout: Duration) -> Result<SandboxRow, Error> {
+    pub async fn resume(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        timeout: Duration,
+        mode: ResumeMode,
+    ) -> Result<SandboxRow, Error> {
         check_timeout(timeout, self.0.config.max_lifetime)?;
         match self.standing(team, id).await?.state {
             SandboxState::Running => {
@@ -342,11 +359,11 @@ impl Control {
             state @ SandboxState::Pausing => return Err(in_between(state).unwrap_or_else(|| not_found(id))),
             _ => {}
         }
-        self.owner(team, id).await?.resume(id, timeout).await?;
+        self.owner(team, id).await?.resume(id, timeout, mode, ASKED).await?;
         self.sandbox(team, id).await
     }
 
-    /// Makes sure that a sandbox runs, at least so long from now. `true` if it was resumed for that.
+    /// Makes sure that a sandbox runs, at least so long from now. `true` if it was resumed for that, in this mode.
     ///
     /// # Errors
     /// As [`Control::extend`] and [`Control::resume`].
@@ -355,12 +372,13 @@ impl Control {
         team: TeamId,
         id: &SandboxId,
         timeout: Duration,
+        mode: ResumeMode,
     ) -> Result<(SandboxRow, bool), Error> {
         check_timeout(timeout, self.0.config.max_lifetime)?;
         let mut resumed = false;
         for _ in 0..CONNECT_ATTEMPTS {
             if self.standing(team, id).await?.state != SandboxState::Running {
-                self.owner(team, id).await?.resume(id, timeout).await?;
+                self.owner(team, id).await?.resume(id, timeout, mode, ASKED).await?;
                 resumed = true;
             }
             match self.extend(team, id, timeout).await {
@@ -399,7 +417,7 @@ impl Control {
         sandglass_failpoint::hit_async("control.kill.answer").await.map_err(injected)
     }
 
-    /// Makes a running sandbox end so long from now: earlier or later than before, zero is now. Returns the end.
+    /// Makes the time of a running sandbox be up so long from now: earlier or later than before, zero is now. Returns when.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], [`ErrorKind::Invalid`].

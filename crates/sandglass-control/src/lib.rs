@@ -7,6 +7,7 @@
 
 mod admission;
 mod agent;
+mod auto_resume;
 pub mod control;
 mod egress;
 mod governor;
@@ -21,6 +22,7 @@ pub mod template;
 mod traffic;
 
 pub use admission::Budgets;
+pub use auto_resume::Sleeper;
 pub use control::{Config, Control, Patience};
 pub(crate) use control::{in_between, injected, not_found, stored};
 pub use egress::Egress;

@@ -15,7 +15,7 @@ use sandglass_engine::host::Host;
 use sandglass_engine::network::GUEST_ADDRESS;
 use sandglass_proto::session::{Closed, Flow, Loopback, OpenError, ResetCode, Session, Target};
 use sandglass_store::SandboxRow;
-use sandglass_types::{Error, SandboxId, TeamId};
+use sandglass_types::{Error, ErrorKind, PauseMode, SandboxId, TeamId};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -66,6 +66,8 @@ pub enum DialError {
 pub struct Live {
     id: SandboxId,
     session: Session,
+    /// What its agent understands.
+    revision: u32,
     /// Makes sockets in its airlock; `None` if its engine gives it none.
     airlock: Option<Host>,
     gone: CancellationToken,
@@ -82,6 +84,7 @@ impl Live {
     pub(crate) fn new(
         row: &SandboxRow,
         session: Session,
+        revision: u32,
         airlock: Option<Host>,
         gone: CancellationToken,
         connections: Arc<Semaphore>,
@@ -92,6 +95,7 @@ impl Live {
         Self {
             id: row.id.clone(),
             session,
+            revision,
             airlock,
             gone,
             streams,
@@ -152,8 +156,12 @@ impl Live {
     }
 
     /// Makes the agent say no more, so that an image of it has nothing half said.
-    pub(crate) async fn freeze(&self) -> Result<(), Error> {
-        agent::freeze(&self.session).await
+    pub(crate) async fn freeze(&self, mode: PauseMode) -> Result<(), Error> {
+        if mode == PauseMode::Filesystem && self.revision < agent::FREEZE_DISK_SINCE {
+            let message = "the sandbox's agent is too old for that: pause it with its memory";
+            return Err(Error::new(ErrorKind::Conflict, message));
+        }
+        agent::freeze(&self.session, mode).await
     }
 
     /// Ends a [`Self::freeze`].

@@ -14,13 +14,14 @@ use sandglass_engine::Exit;
 use sandglass_engine::host::HostError;
 use sandglass_store::{SandboxRow, Transition};
 use sandglass_types::error::Chain;
-use sandglass_types::{Error, ErrorKind, SandboxId, SandboxState, Timestamp};
+use sandglass_types::{Error, ErrorKind, PauseMode, SandboxId, SandboxState, Timestamp};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, Span};
 
+use self::auto_pause::Tries;
 use self::bring_up::{Origin, bring_up, deadline, exit_of, keep_deadline};
 use self::pause::Pausing;
 use self::request::Reply;
@@ -31,6 +32,7 @@ use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
 use crate::shared::Shared;
 
+mod auto_pause;
 mod bring_up;
 mod pause;
 mod request;
@@ -53,6 +55,9 @@ impl Pauses {
         pause
     }
 }
+
+/// What the history says of what a client wanted.
+pub(crate) const ASKED: &str = "a client asked for it";
 
 /// How long the end of a sandbox's processes may be known after the end of its session.
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
@@ -164,7 +169,7 @@ impl<'a> Owner<'a> {
         };
         while let Life::Rests(pausers) = life {
             life = match self.rest(pausers).await {
-                Some((span, reply)) => self.live(Origin::Image, span, reply).await,
+                Some((span, reply, origin)) => self.live(origin, span, reply).await,
                 None => Life::Ends,
             };
         }
@@ -205,15 +210,33 @@ impl<'a> Owner<'a> {
         let mut coming_up = Some(Box::pin(coming_up));
         let (mut exited, mut cut_off, mut killer) = (None, None, None);
         let clock_check = self.shared.config.patience.clock_check;
+        let (on_timeout, mut tries) = (self.row.lifetime.on_timeout.pause(), Tries::default());
         // Once it can be reached.
         let mut live: Option<Arc<Live>> = None;
         let (event, why) = loop {
-            // The time of one that is resumed begins when it runs.
-            let resuming = origin == Origin::Image && coming_up.is_some();
-            let left = if resuming { Duration::MAX } else { self.left() };
+            // The time of one that is resumed begins when it runs. One that is to be paused must run first.
+            let resuming = origin.is_resumed() && coming_up.is_some();
+            let must_come_up = resuming || (on_timeout.is_some() && coming_up.is_some());
+            let mut left = if must_come_up { Duration::MAX } else { self.left() };
             // However many ask for something that takes its time, its own time is up when it is.
-            if left.is_zero() {
-                break (Event::TimeUp, "its time is up".into());
+            match (on_timeout, &live) {
+                _ if !left.is_zero() => tries = Tries::default(),
+                (Some(wanted), Some(live)) => {
+                    left = tries.wait(Instant::now());
+                    if left.is_zero() && self.row.state == SandboxState::Running {
+                        let (live, mode, why) = (Arc::clone(live), tries.mode(wanted), tries.why(wanted));
+                        match self.pause(&live, mode, &why, Vec::new()).await {
+                            Pausing::Imaged(pausers) => return Life::Rests(pausers),
+                            Pausing::RunsOn(reason) => tries.failed(Instant::now(), wanted, &reason),
+                            Pausing::Killed(unanswered) => {
+                                killer = unanswered;
+                                break (Event::Kill, ASKED.into());
+                            }
+                        }
+                        continue;
+                    }
+                }
+                _ => break (Event::TimeUp, "its time is up".into()),
             }
             break tokio::select! {
                 outcome = output_of(&mut coming_up) => {
@@ -270,18 +293,18 @@ impl<'a> Owner<'a> {
                         let _gone = reply.send(set.await);
                         continue;
                     }
-                    Some((span, Request::Pause(reply))) => {
+                    Some((span, Request::Pause { mode, reply })) => {
                         let Some(live) = &live else {
                             let message = "the sandbox is still being started";
                             let _gone = reply.send(Err(Error::new(ErrorKind::Conflict, message)));
                             continue;
                         };
-                        match self.pause(live, vec![reply]).instrument(span).await {
+                        match self.pause(live, mode, ASKED, vec![reply]).instrument(span).await {
                             Pausing::Imaged(pausers) => return Life::Rests(pausers),
-                            Pausing::RunsOn => continue,
+                            Pausing::RunsOn(_) => continue,
                             Pausing::Killed(unanswered) => {
                                 killer = unanswered;
-                                (Event::Kill, "a client asked for it".into())
+                                (Event::Kill, ASKED.into())
                             }
                         }
                     }
@@ -296,7 +319,7 @@ impl<'a> Owner<'a> {
                     Some((span, Request::Kill(reply))) => {
                         killed_in = span;
                         killer = Some(reply);
-                        (Event::Kill, "a client asked for it".into())
+                        (Event::Kill, ASKED.into())
                     }
                     // Every handle is gone, so this server stops.
                     None => std::future::pending().await,
@@ -379,7 +402,7 @@ impl<'a> Owner<'a> {
         sandglass_failpoint::hit_async("control.create.reachable").await.map_err(crate::injected)?;
         self.shared.live.insert(Arc::clone(&live));
         // It has gone on from there; what is left by a failure is removed before the next one is made.
-        if origin == Origin::Image {
+        if origin.is_resumed() {
             self.remove_image().await;
             let end = self.shared.clock.now().plus(self.lease);
             if let Err(error) = self.set_end(end, true).await {
@@ -393,6 +416,11 @@ impl<'a> Owner<'a> {
 
     /// Stores what the event leads to. `true` once it is stored, or if there is nothing to store.
     async fn settle(&mut self, event: Event, why: &str) -> bool {
+        self.settle_as(event, None, why).await
+    }
+
+    /// The same, and what is kept if it is to be paused.
+    async fn settle_as(&mut self, event: Event, pause_mode: Option<PauseMode>, why: &str) -> bool {
         let Next::Move(to, end_reason) = lifecycle::next(self.row.state, event) else { return true };
         let failpoint = match to {
             SandboxState::Creating | SandboxState::Running => "control.store.running",
@@ -404,6 +432,7 @@ impl<'a> Owner<'a> {
         let change = Transition {
             from: self.row.state,
             to,
+            pause_mode,
             end_reason,
             at: self.shared.clock.now(),
             detail: why.to_owned(),
@@ -416,6 +445,7 @@ impl<'a> Owner<'a> {
             Ok(true) => {
                 tracing::info!(sandbox = %self.row.id, from = ?self.row.state, ?to, ?end_reason, why, "moved");
                 self.row.state = to;
+                self.row.pause_mode = pause_mode.unwrap_or(self.row.pause_mode);
                 self.row.end_reason = end_reason.or(self.row.end_reason);
                 if let Some(reason) = end_reason {
                     self.shared.metrics.ended(reason);
@@ -446,7 +476,7 @@ impl<'a> Owner<'a> {
         let steady = Instant::now();
         let latest = (self.row.end_at.max(wanted), self.ends.max(steady + wanted.since(now)));
         if latest != (self.row.end_at, self.ends) {
-            self.shared.host.set_deadline(&id, Some(deadline(latest.0, latest.1))).await?;
+            self.shared.host.set_deadline(&id, deadline(&self.row, latest.0, latest.1)).await?;
         }
         sandglass_failpoint::hit_async("control.deadline.store").await.map_err(crate::injected)?;
         let stored = self.shared.store.set_end(&id, end_at, only_later, now).await;
@@ -455,7 +485,7 @@ impl<'a> Owner<'a> {
         self.ends = moved(self.ends, (end_at, end), (now, steady));
         self.row.end_at = end;
         if latest != (self.row.end_at, self.ends)
-            && let Err(error) = self.shared.host.set_deadline(&id, Some(deadline(end, self.ends))).await
+            && let Err(error) = self.shared.host.set_deadline(&id, deadline(&self.row, end, self.ends)).await
         {
             // It is in force: this server ends the sandbox in time, and so does the next one.
             tracing::error!(sandbox = %id, error = %Chain(&error), "without a server it would live longer");

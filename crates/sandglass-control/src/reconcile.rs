@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sandglass_engine::engine::Presence;
 use sandglass_store::SandboxRow;
-use sandglass_types::{SandboxId, SandboxState, Timestamp};
+use sandglass_types::{OnTimeout, SandboxId, SandboxState, Timestamp};
 
 use crate::lifecycle::Event;
 
@@ -55,7 +55,10 @@ pub fn plan(
             // Its processes are gone, and what they were is complete on the disk.
             (SandboxState::Pausing, _) if images.contains(&row.id) => Some(Repair::Rest(Box::new(row))),
             // The watchdog of the last host has ended it. Whatever else may have been first, it is all up by now.
-            (SandboxState::Running | SandboxState::Pausing, _) if row.end_at <= now => {
+            // One that is to be paused is nobody's to end: it was lost.
+            (SandboxState::Running | SandboxState::Pausing, _)
+                if row.end_at <= now && row.lifetime.on_timeout == OnTimeout::Kill =>
+            {
                 Some(Repair::End(Box::new(row), Event::TimeUp))
             }
             (
@@ -86,14 +89,17 @@ pub fn unneeded(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::BTreeMap;
 
-    use sandglass_types::{Digest, Generation, Limits, NodeId, TeamId, Timestamp};
+    use std::time::Duration;
+
+    use sandglass_types::{Digest, Generation, Lifetime, Limits, NodeId, PauseMode, TeamId, Timestamp};
 
     use super::*;
 
-    fn row(id: &SandboxId, state: SandboxState) -> SandboxRow {
+    /// A row in this state.
+    pub(crate) fn row(id: &SandboxId, state: SandboxState) -> SandboxRow {
         SandboxRow {
             id: id.clone(),
             node: NodeId::random(),
@@ -108,6 +114,8 @@ mod tests {
             policy: Default::default(),
             traffic_token: None,
             request_host: None,
+            lifetime: Lifetime::of(Duration::from_secs(1)),
+            pause_mode: PauseMode::Full,
             state,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(0),
@@ -168,6 +176,16 @@ mod tests {
             let up = Some(Repair::End(Box::new(row_of(&id, running)), Event::TimeUp));
             assert_eq!(planned_at(Some(running), 1000), if alive { adopt(running) } else { up });
             assert_eq!(planned_at(Some(SandboxState::Creating), 1000), end(SandboxState::Creating));
+            // Nobody has ended one that was to be paused.
+            let mut pausing = row_of(&id, running);
+            pausing.lifetime.on_timeout = OnTimeout::Pause { auto_resume: false };
+            let expected = if alive {
+                Repair::Adopt(Box::new(pausing.clone()))
+            } else {
+                Repair::End(Box::new(pausing.clone()), Event::Missing)
+            };
+            let (none, now) = (BTreeSet::new(), Timestamp::from_millis(1000));
+            assert_eq!(plan(&on_machine, &none, vec![pausing], &none, now), [expected]);
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sandglass_egress::policy::{Ingress, Policy};
 use sandglass_store::IdempotencyKey;
-use sandglass_types::{Digest, Error, ErrorKind};
+use sandglass_types::{Digest, Error, ErrorKind, Lifetime};
 
 /// The most environment variables, and the most labels, that a create request may carry.
 const MAX_PAIRS: usize = 256;
@@ -18,8 +18,8 @@ const MAX_PAIR_BYTES: usize = 64 * 1024;
 pub struct CreateSandbox {
     /// The template's name.
     pub template: String,
-    /// How long it lives, from now.
-    pub timeout: Duration,
+    /// How long it lives, from now, and what happens then.
+    pub lifetime: Lifetime,
     /// Whether the guest API wants a token.
     pub secured: bool,
     /// Labels, to find it by.
@@ -54,10 +54,10 @@ impl CreateSandbox {
     /// # Errors
     /// [`ErrorKind::Invalid`], naming the field.
     pub fn check(&self, max_timeout: Duration) -> Result<(), Error> {
-        if self.timeout.is_zero() {
+        if self.lifetime.timeout.is_zero() {
             return Err(Error::new(ErrorKind::Invalid, "timeout must be greater than 0 seconds"));
         }
-        check_timeout(self.timeout, max_timeout)?;
+        check_timeout(self.lifetime.timeout, max_timeout)?;
         check_pairs("metadata", &self.metadata)?;
         check_pairs("envVars", &self.env)?;
         if !self.ingress.public && !self.secured {
@@ -97,7 +97,7 @@ mod tests {
     fn request() -> CreateSandbox {
         CreateSandbox {
             template: "base".into(),
-            timeout: Duration::from_secs(60),
+            lifetime: Lifetime::of(Duration::from_secs(60)),
             secured: true,
             metadata: BTreeMap::new(),
             env: BTreeMap::new(),
@@ -116,8 +116,11 @@ mod tests {
             change(&mut request);
             request.check(DAY).unwrap_err().to_string()
         };
-        assert_eq!(refused(|r| r.timeout = Duration::ZERO), "timeout must be greater than 0 seconds");
-        assert_eq!(refused(|r| r.timeout = DAY * 2), "Timeout cannot be greater than 24 hours");
+        assert_eq!(
+            refused(|r| r.lifetime.timeout = Duration::ZERO),
+            "timeout must be greater than 0 seconds"
+        );
+        assert_eq!(refused(|r| r.lifetime.timeout = DAY * 2), "Timeout cannot be greater than 24 hours");
         let private = |r: &mut CreateSandbox| (r.ingress.public, r.secured) = (false, false);
         assert!(refused(private).contains("allowPublicTraffic"));
         assert!(refused(|r| drop(r.env.insert("A=B".into(), String::new()))).contains("\"A=B\""));

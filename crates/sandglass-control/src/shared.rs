@@ -82,6 +82,18 @@ impl Shared {
         (!self.engine.refuses(Feature::Airlock)).then_some(&self.host)
     }
 
+    /// Whether sandboxes can be paused here.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`].
+    pub(crate) fn can_pause(&self) -> Result<(), Error> {
+        if !self.engine.refuses(Feature::Checkpoint) {
+            return Ok(());
+        }
+        let message = format!("the engine '{}' can't pause sandboxes", self.engine.name);
+        Err(Error::new(ErrorKind::Unsupported, message))
+    }
+
     /// The template that a client's reference means.
     pub(crate) fn template(&self, reference: &str) -> Result<&Template, Error> {
         let name = template::name_in(reference).ok_or_else(|| {

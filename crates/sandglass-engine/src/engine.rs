@@ -37,7 +37,7 @@ impl Isolation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Feature {
-    /// [`Engine::checkpoint`] and [`Engine::restore`].
+    /// [`Engine::checkpoint`] and [`Engine::restore`], [`Engine::keep_disk`] and [`Engine::boot`].
     Checkpoint,
     /// A network that ends in an airlock: [`Engine::airlock_socket`]. Without it, programs in a sandbox have the
     /// network of the machine.
@@ -341,8 +341,21 @@ pub trait Engine: Send + Sync {
     /// Makes a new sandbox from an image and a copy of the disk that belongs to it.
     ///
     /// # Errors
-    /// As [`Engine::create`], or [`EngineError::Unsupported`].
+    /// As [`Engine::create`], or [`EngineError::Unsupported`]. An image without memory does not match.
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError>;
+
+    /// Writes the disk of a *paused* sandbox to an image named `image` that has no memory, and leaves it paused. What its
+    /// kernel has not written to the disk yet is not there.
+    ///
+    /// # Errors
+    /// As [`Engine::checkpoint`].
+    fn keep_disk(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError>;
+
+    /// As [`Engine::create`], with a copy of the disk in an image, with or without memory, in place of a blank one.
+    ///
+    /// # Errors
+    /// As [`Engine::restore`].
+    fn boot(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError>;
 
     /// All images.
     ///

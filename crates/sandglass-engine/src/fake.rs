@@ -182,8 +182,41 @@ impl FakeEngine {
         self.record(id)?.agent()
     }
 
-    /// Makes a sandbox, with an agent from an image if there is one; takes it apart again if that fails.
-    fn make(&self, spec: &SandboxSpec, image: Option<&Path>) -> Result<(), EngineError> {
+    /// Writes an image of a paused sandbox.
+    fn write_image(
+        &self,
+        id: &SandboxId,
+        image: &SandboxId,
+        verb: &'static str,
+        write: impl FnOnce(&SandboxSpec, &Folder, &Path) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        self.can_write_images(verb)?;
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        let record = self.expect(id, Presence::Paused, verb)?;
+        let target = self.image(image);
+        if target.exists() {
+            return Err(EngineError::Exists(image.clone()));
+        }
+        write(&record.spec, &self.folder(id), &target)
+    }
+
+    fn can_write_images(&self, verb: &'static str) -> Result<(), EngineError> {
+        if self.processes.checkpoints() {
+            Ok(())
+        } else {
+            Err(EngineError::Unsupported { engine: NAME, verb })
+        }
+    }
+
+    fn found_image(&self, image: &SandboxId, verb: &'static str) -> Result<PathBuf, EngineError> {
+        self.can_write_images(verb)?;
+        let path = self.image(image);
+        if path.exists() { Ok(path) } else { Err(EngineError::NotFound(image.clone())) }
+    }
+
+    /// Makes a sandbox; takes it apart again if that fails.
+    fn make(&self, spec: &SandboxSpec, source: Source<'_>) -> Result<(), EngineError> {
         let id = &spec.id;
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
@@ -197,8 +230,10 @@ impl FakeEngine {
                 .and_then(|()| deadline::keep(&folder.0, spec.deadline, Moment::now()))
                 .map_err(|error| step("make the sandbox's folder", error))?;
             let mut record = Record::new(spec.clone(), self.boot_id.clone());
-            if let Some(image) = image {
-                record.started(self.processes.restore(spec, &folder, image)?);
+            match source {
+                Source::Nothing => {}
+                Source::Disk(image) => self.processes.lay_out(spec, &folder, image)?,
+                Source::Image(image) => record.started(self.processes.restore(spec, &folder, image)?),
             }
             self.save(&record)
         };
@@ -208,6 +243,15 @@ impl FakeEngine {
             }
         })
     }
+}
+
+/// What a sandbox is made from.
+#[derive(Debug, Clone, Copy)]
+enum Source<'a> {
+    Nothing,
+    /// The files of this image alone.
+    Disk(&'a Path),
+    Image(&'a Path),
 }
 
 impl Engine for FakeEngine {
@@ -221,7 +265,7 @@ impl Engine for FakeEngine {
     }
 
     fn create(&self, spec: &SandboxSpec) -> Result<(), EngineError> {
-        self.make(spec, None)
+        self.make(spec, Source::Nothing)
     }
 
     fn start(&self, id: &SandboxId) -> Result<(), EngineError> {
@@ -260,28 +304,23 @@ impl Engine for FakeEngine {
     }
 
     fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
-        if !self.processes.checkpoints() {
-            return Err(EngineError::Unsupported { engine: NAME, verb: "checkpoint" });
-        }
-        let lock_of = self.locks.of(id);
-        let _held = lock(&lock_of);
-        let record = self.expect(id, Presence::Paused, "checkpoint")?;
-        let target = self.image(image);
-        if target.exists() {
-            return Err(EngineError::Exists(image.clone()));
-        }
-        self.processes.checkpoint(&record.spec, &self.folder(id), &target)
+        self.write_image(id, image, "checkpoint", |spec, folder, target| {
+            self.processes.checkpoint(spec, folder, target)
+        })
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
-        if !self.processes.checkpoints() {
-            return Err(EngineError::Unsupported { engine: NAME, verb: "restore" });
-        }
-        let path = self.image(image);
-        if !path.exists() {
-            return Err(EngineError::NotFound(image.clone()));
-        }
-        self.make(spec, Some(&path))
+        self.make(spec, Source::Image(&self.found_image(image, "restore")?))
+    }
+
+    fn keep_disk(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
+        self.write_image(id, image, "keep its disk", |spec, folder, target| {
+            self.processes.keep_disk(spec, folder, target)
+        })
+    }
+
+    fn boot(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
+        self.make(spec, Source::Disk(&self.found_image(image, "boot")?))
     }
 
     fn images(&self) -> Result<Vec<SandboxId>, EngineError> {

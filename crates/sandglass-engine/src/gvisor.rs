@@ -57,7 +57,7 @@ use sandglass_types::{InstanceId, SandboxId};
 
 use self::control::Control;
 use self::exit::{Evidence, classify};
-use self::image::{CHECKPOINT_TIMEOUT, Image, Unfinished};
+use self::image::{CHECKPOINT_TIMEOUT, Image, Memory, Source, Unfinished};
 use self::layer::Layer;
 use self::record::{Pinned, Record};
 use self::runsc::{MAKE_TIMEOUT, Make, Network, Runsc};
@@ -243,18 +243,16 @@ impl GvisorEngine {
         Err(EngineError::wrong_state(id, presence, verb))
     }
 
-    /// Makes a sandbox, from an image if there is one; takes it apart again if that fails.
-    fn make(&self, spec: &SandboxSpec, image: Option<&Image>) -> Result<(), EngineError> {
+    /// Makes a sandbox; takes it apart again if that fails.
+    fn make(&self, spec: &SandboxSpec, source: &Source) -> Result<(), EngineError> {
         let id = &spec.id;
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         if self.holdings.paths.sandbox(id).dir().exists() || self.holdings.leaf(id)?.exists() {
             return Err(EngineError::Exists(id.clone()));
         }
-        if let Some(image) = image {
-            image.check(&self.pinned(spec), spec.limits)?;
-        }
-        let made = self.make_parts(spec, image);
+        source.check(&self.pinned(spec), spec.limits)?;
+        let made = self.make_parts(spec, source);
         if made.is_err()
             && let Err(error) = self.remove(id)
         {
@@ -263,7 +261,7 @@ impl GvisorEngine {
         made
     }
 
-    fn make_parts(&self, spec: &SandboxSpec, image: Option<&Image>) -> Result<(), EngineError> {
+    fn make_parts(&self, spec: &SandboxSpec, source: &Source) -> Result<(), EngineError> {
         let id = &spec.id;
         let rootfs = self.holdings.paths.rootfs(&spec.rootfs);
         if !rootfs.is_dir() {
@@ -281,7 +279,8 @@ impl GvisorEngine {
             Record::new(id.clone(), self.pinned(spec), spec.limits, self.holdings.boot_id.clone());
         self.save(&record)?;
         // `runsc restore` takes the interfaces from a namespace, however the sandbox is driven afterwards.
-        let (network, progress) = match image {
+        let checkpoint = source.checkpoint();
+        let (network, progress) = match checkpoint {
             None if self.over_socket => (Network::OverControlSocket, Status::Created),
             None => (Network::Namespace, Status::Created),
             Some(_) => (Network::Namespace, Status::Running),
@@ -291,7 +290,7 @@ impl GvisorEngine {
             || self.holdings.cgroups.expect_move(),
             || {
                 side_by_side(
-                    || self.make_disk(spec, image, &paths, &rootfs),
+                    || self.make_disk(spec, source, &paths, &rootfs),
                     || self.make_surroundings(spec, network, &paths, &leaf),
                 )
             },
@@ -306,7 +305,6 @@ impl GvisorEngine {
         let (bundle, pid_file) = (paths.bundle(), paths.pid_file());
         let mut options =
             vec![OsStr::new("--bundle"), bundle.as_os_str(), OsStr::new("--pid-file"), pid_file.as_os_str()];
-        let checkpoint = image.map(Image::checkpoint);
         let verb = match &checkpoint {
             None => "create",
             Some(checkpoint) => {
@@ -317,7 +315,7 @@ impl GvisorEngine {
         sandglass_failpoint::hit("engine.create.stdio")?;
         let stdio = Session { folder: paths.dir() }.agent_stdio()?;
         // What could be written must be readable: both take as long as there is memory.
-        let within = if image.is_some() { CHECKPOINT_TIMEOUT } else { MAKE_TIMEOUT };
+        let within = if checkpoint.is_some() { CHECKPOINT_TIMEOUT } else { MAKE_TIMEOUT };
         let call = Make { verb, options: &options, network, log: &paths.log(), within };
         self.runsc.make(id, &call, before, stdio)?;
         sandglass_failpoint::hit("engine.create.made")?;
@@ -344,15 +342,16 @@ impl GvisorEngine {
     fn make_disk(
         &self,
         spec: &SandboxSpec,
-        image: Option<&Image>,
+        source: &Source,
         paths: &SandboxPaths,
         rootfs: &Path,
     ) -> Result<MountNamespace, EngineError> {
         sandglass_failpoint::hit("engine.create.disk")?;
-        match image {
+        match source.disk() {
             None => disk::blank(&self.holdings.paths, spec.limits.disk_mib(), &paths.disk())?,
-            Some(image) => disk::copy(&image.disk(), &paths.disk())
-                .map_err(|error| step("copy the image's disk", error))?,
+            Some(disk) => {
+                disk::copy(&disk, &paths.disk()).map_err(|error| step("copy the image's disk", error))?;
+            }
         }
         sandglass_failpoint::hit("engine.create.attach")?;
         make::mount(paths, &self.layer.path, rootfs, spec.limits.memory_mib())
@@ -388,6 +387,39 @@ impl GvisorEngine {
         leaf.make()
             .and_then(|()| leaf.limit(&ceiling::of(spec.limits)))
             .map_err(|error| step("make the control group", error))
+    }
+
+    /// An image to be, and where it will be.
+    fn begin_image(&self, image: &SandboxId) -> Result<(Unfinished, PathBuf), EngineError> {
+        let target = self.holdings.paths.image(image);
+        if target.exists() {
+            return Err(EngineError::Exists(image.clone()));
+        }
+        sandglass_failpoint::hit("engine.image.begin")?;
+        let unfinished = Unfinished::begin(&self.holdings.paths.images());
+        Ok((unfinished.map_err(|error| step("write the image", error))?, target))
+    }
+
+    /// Adds the disk of a paused sandbox to its image, and what both were made from. The caller holds its lock.
+    fn finish_image(
+        &self,
+        record: Record,
+        unfinished: Unfinished,
+        target: &Path,
+        memory: Memory,
+    ) -> Result<(), EngineError> {
+        let failed = |error: io::Error| step("write the image", error);
+        let disk = self.holdings.paths.sandbox(&record.id).disk();
+        sandglass_failpoint::hit("engine.image.sync")?;
+        teardown::find_disk(&self.holdings.leaf(&record.id)?, &disk)
+            .and_then(|mount| mount.ok_or_else(|| io::Error::other("it is not mounted"))?.sync())
+            .map_err(|error| step("flush the disk", error))?;
+        sandglass_failpoint::hit("engine.image.copy")?;
+        disk::copy(&disk, &unfinished.image().disk()).map_err(failed)?;
+        sandglass_failpoint::hit("engine.image.describe")?;
+        unfinished.image().describe(record.pinned, record.limits, memory).map_err(failed)?;
+        sandglass_failpoint::hit("engine.image.finish")?;
+        unfinished.finish(target).map_err(failed)
     }
 
     /// Removes all that a sandbox owns, in whatever state it is. The caller holds its lock.
@@ -431,7 +463,7 @@ impl Engine for GvisorEngine {
     }
 
     fn create(&self, spec: &SandboxSpec) -> Result<(), EngineError> {
-        self.make(spec, None)
+        self.make(spec, &Source::Blank)
     }
 
     fn start(&self, id: &SandboxId) -> Result<(), EngineError> {
@@ -486,14 +518,8 @@ impl Engine for GvisorEngine {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let record = self.expect(id, Presence::Paused, "checkpoint")?;
-        let target = self.holdings.paths.image(image);
-        if target.exists() {
-            return Err(EngineError::Exists(image.clone()));
-        }
-        let failed = |error: io::Error| step("write the image", error);
-        sandglass_failpoint::hit("engine.image.begin")?;
-        let unfinished = Unfinished::begin(&self.holdings.paths.images()).map_err(failed)?;
-        let checkpoint = unfinished.image().checkpoint();
+        let (unfinished, target) = self.begin_image(image)?;
+        let checkpoint = unfinished.begin_checkpoint().map_err(|error| step("write the image", error))?;
         sandglass_failpoint::hit("engine.image.checkpoint")?;
         // Without `--leave-running`, a checkpoint that fails kills the sandbox. It stays paused all the same,
         // because pauses nest.
@@ -508,17 +534,7 @@ impl Engine for GvisorEngine {
         } else {
             self.runsc.verb(id, "checkpoint", &by_command_line, CHECKPOINT_TIMEOUT)?;
         }
-        let disk = self.holdings.paths.sandbox(id).disk();
-        sandglass_failpoint::hit("engine.image.sync")?;
-        teardown::find_disk(&self.holdings.leaf(id)?, &disk)
-            .and_then(|mount| mount.ok_or_else(|| io::Error::other("it is not mounted"))?.sync())
-            .map_err(|error| step("flush the disk", error))?;
-        sandglass_failpoint::hit("engine.image.copy")?;
-        disk::copy(&disk, &unfinished.image().disk()).map_err(failed)?;
-        sandglass_failpoint::hit("engine.image.describe")?;
-        unfinished.image().describe(record.pinned, record.limits).map_err(failed)?;
-        sandglass_failpoint::hit("engine.image.finish")?;
-        unfinished.finish(&target).map_err(failed)
+        self.finish_image(record, unfinished, &target, Memory::With)
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
@@ -526,7 +542,23 @@ impl Engine for GvisorEngine {
         if !image_path.exists() {
             return Err(EngineError::NotFound(image.clone()));
         }
-        self.make(spec, Some(&Image::at(image_path)))
+        self.make(spec, &Source::Image(Image::at(image_path)))
+    }
+
+    fn keep_disk(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        let record = self.expect(id, Presence::Paused, "keep its disk")?;
+        let (unfinished, target) = self.begin_image(image)?;
+        self.finish_image(record, unfinished, &target, Memory::Without)
+    }
+
+    fn boot(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
+        let image_path = self.holdings.paths.image(image);
+        if !image_path.exists() {
+            return Err(EngineError::NotFound(image.clone()));
+        }
+        self.make(spec, &Source::Disk(Image::at(image_path)))
     }
 
     fn images(&self) -> Result<Vec<SandboxId>, EngineError> {

@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 67] = [
+pub const NAMES: [&str; 68] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -25,6 +25,7 @@ pub const NAMES: [&str; 67] = [
     "control.pause.image",
     "control.resume.store",
     "control.resume.host",
+    "control.resume.boot",
     // The unprivileged half, ending.
     "control.kill.receive",
     "control.kill.answer",

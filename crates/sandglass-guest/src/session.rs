@@ -45,6 +45,14 @@ async fn control(agent: &Arc<Agent>, session: &AgentSession) -> sandglass_proto:
                 }
             }
             AgentEvent::Control(ToAgent::Configure(configure)) => self::configure(agent, *configure).await,
+            AgentEvent::Control(ToAgent::FreezeDisk) => {
+                agent.blocking.run(rustix::fs::sync).await;
+                if session.hold().await.is_err() {
+                    continue;
+                }
+                agent.clock.stop();
+                FromAgent::Frozen
+            }
             AgentEvent::Control(ToAgent::Freeze) => {
                 let holders = match agent.sole_user {
                     None => agent.blocking.run(deleted::holders).await,

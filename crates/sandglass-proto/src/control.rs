@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// The newest protocol revision that this code speaks. An agent announces its own in [`FromAgent::Hello`].
 ///
-/// Revision 2 knows [`FromAgent::Unsavable`].
-pub const REVISION: u32 = 2;
+/// Revision 2 knows [`FromAgent::Unsavable`], and revision 3 [`ToAgent::FreezeDisk`].
+pub const REVISION: u32 = 3;
 
 /// Upper bound for one encoded control message, in bytes. The largest is [`Configure`]: clients may set 64 KiB
 /// of environment.
@@ -25,6 +25,9 @@ pub enum ToAgent {
     /// Asks the agent to write nothing more to the session once it has answered [`FromAgent::Frozen`]. It may answer
     /// [`FromAgent::Unsavable`] instead, and goes on then.
     Freeze,
+    /// Asks the agent to write all that programs wrote to the disk, and then the same. No image is made of their memory, so
+    /// nothing that they have is in the way. Since revision 3.
+    FreezeDisk,
     /// Ends a freeze. After a restore a [`ToAgent::Configure`] with the next generation comes first.
     Thaw,
 }
@@ -123,6 +126,7 @@ mod tests {
             serde_json::to_string(&hello).unwrap(),
             r#"{"type":"hello","revision":1,"agent_version":"0.1.0","generation":0}"#
         );
+        assert_eq!(serde_json::to_string(&ToAgent::FreezeDisk).unwrap(), r#"{"type":"freeze_disk"}"#);
         assert_eq!(serde_json::to_string(&ToAgent::Freeze).unwrap(), r#"{"type":"freeze"}"#);
     }
 

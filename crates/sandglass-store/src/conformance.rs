@@ -12,10 +12,13 @@ pub mod sandboxes;
 pub mod teams;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use sandglass_egress::policy::Policy;
 use sandglass_types::budget::Amount;
-use sandglass_types::{Digest, EndReason, KeyId, Limits, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
+use sandglass_types::{
+    Digest, EndReason, KeyId, Lifetime, Limits, NodeId, SandboxId, SandboxState, TeamId, Timestamp,
+};
 
 use crate::{ApiKey, Created, ListFilter, NewSandbox, Order, Store, Transition};
 
@@ -98,6 +101,7 @@ pub fn sandbox_of(team: TeamId, created: i64) -> NewSandbox {
         policy: Policy::default(),
         traffic_token: None,
         request_host: None,
+        lifetime: Lifetime::of(Duration::from_secs(60)),
         created_at: at(created),
         end_at: at(created + 60_000),
         max_end_at: at(created + 3_600_000),
@@ -110,7 +114,14 @@ pub fn sandbox_of(team: TeamId, created: i64) -> NewSandbox {
 /// A move without a reason.
 #[must_use]
 pub fn step(from: SandboxState, to: SandboxState, millis: i64) -> Transition {
-    Transition { from, to, end_reason: None, at: at(millis), detail: format!("{from:?} to {to:?}") }
+    Transition {
+        from,
+        to,
+        pause_mode: None,
+        end_reason: None,
+        at: at(millis),
+        detail: format!("{from:?} to {to:?}"),
+    }
 }
 
 /// A filter for the first hundred of a team in any state, newest first.

@@ -117,8 +117,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// machine's capacity have room for it: in one transaction with that check.
     async fn resume(&self, id: &SandboxId, resume: &Resume) -> Result<Resumed, StoreError>;
 
-    /// Sets when a *running* sandbox ends. With `only_later` an end that is not later than the present one changes
-    /// nothing. The end in force afterwards, or `None` if it is not running.
+    /// Sets when the time of a *running* sandbox is up. With `only_later` an end that is not later than the present one
+    /// changes nothing. The end in force afterwards, or `None` if it is not running, or is to be ended by now.
     async fn set_end(
         &self,
         id: &SandboxId,

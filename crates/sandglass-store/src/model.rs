@@ -7,7 +7,8 @@ use std::str::FromStr;
 use sandglass_egress::policy::{Policy, RequestHost};
 use sandglass_types::budget::{Amount, Excess};
 use sandglass_types::{
-    Digest, EndReason, Generation, KeyId, Limits, NodeId, SandboxId, SandboxState, TeamId, Timestamp,
+    Digest, EndReason, Generation, KeyId, Lifetime, Limits, NodeId, PauseMode, SandboxId, SandboxState,
+    TeamId, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -149,6 +150,8 @@ pub struct NewSandbox {
     pub traffic_token: Option<String>,
     /// The Host header that programs inside see; `None` is the one that the client sent.
     pub request_host: Option<RequestHost>,
+    /// How long it lives, and what happens then.
+    pub lifetime: Lifetime,
     /// When the request came.
     pub created_at: Timestamp,
     /// When its time is up.
@@ -198,6 +201,8 @@ pub struct Resume {
     pub quota: Amount,
     /// What all sandboxes of the machine may have together, with this one.
     pub capacity: Amount,
+    /// For people: why, one line.
+    pub detail: String,
 }
 
 /// What became of a [`Resume`].
@@ -247,6 +252,10 @@ pub struct SandboxRow {
     pub traffic_token: Option<String>,
     /// The Host header that programs inside see; `None` is the one that the client sent.
     pub request_host: Option<RequestHost>,
+    /// How long it lives, and what happens then.
+    pub lifetime: Lifetime,
+    /// What its last pause keeps, or kept.
+    pub pause_mode: PauseMode,
     /// Where it is in its life.
     pub state: SandboxState,
     /// Counts restores.
@@ -286,6 +295,8 @@ pub struct Transition {
     pub from: SandboxState,
     /// The state it is in afterwards.
     pub to: SandboxState,
+    /// What is kept of it, set when it is to be paused.
+    pub pause_mode: Option<PauseMode>,
     /// Set when the end is decided.
     pub end_reason: Option<EndReason>,
     /// When.

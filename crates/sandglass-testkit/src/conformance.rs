@@ -188,6 +188,7 @@ macro_rules! with_conformance_cases {
             checkpoint::two_children_go_on_from_one_image: CHECKPOINT,
             checkpoint::an_image_outlives_its_parent_and_its_host: CHECKPOINT,
             checkpoint::an_image_that_does_not_fit_is_refused_and_leaves_nothing: CHECKPOINT,
+            checkpoint::it_starts_anew_from_its_disk: CHECKPOINT,
         }
     };
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sandglass_egress::policy::{Ingress, Network, Policy, from_e2b, ingress_from_e2b};
-use sandglass_types::Digest;
+use sandglass_types::{Digest, OnTimeout};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -46,11 +46,11 @@ pub(crate) struct NewSandbox {
     /// `true` unless given; either way a sandbox reaches no more than the operator's ceiling.
     #[serde(rename = "allow_internet_access")]
     allow_internet_access: Option<bool>,
-    /// Only `false`.
+    /// Whether it is paused when its time is up, and not ended.
     auto_pause: Option<bool>,
-    /// Only with `autoPause`.
+    /// Whether its memory is kept then, which is so if absent. Only with `autoPause`.
     auto_pause_memory: Option<bool>,
-    /// Only `{"enabled":false}`.
+    /// Whether a request to one of its ports makes it run again. Only with `autoPause` and its memory.
     #[schema(value_type = Option<AutoResume>)]
     auto_resume: Option<Object<AutoResume>>,
     /// `allowOut`, `denyOut`, `allowPublicTraffic` and `maskRequestHost`; of the other options only what is so anyway.
@@ -84,12 +84,38 @@ struct Iam {
 pub(crate) struct Accepted {
     pub(crate) template: String,
     pub(crate) timeout: Duration,
+    /// Not in the digest of a request that asks for what was always so.
+    #[serde(skip_serializing_if = "ends")]
+    pub(crate) on_timeout: OnTimeout,
     pub(crate) secured: bool,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) allow_internet_access: Option<bool>,
     pub(crate) policy: Policy,
     pub(crate) ingress: Ingress,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes it like that")]
+fn ends(on_timeout: &OnTimeout) -> bool {
+    *on_timeout == OnTimeout::Kill
+}
+
+/// What a client wants to happen when the time of its sandbox is up.
+///
+/// # Errors
+/// 400 for what makes no sense together.
+fn on_timeout(pause: bool, memory: bool, auto_resume: bool) -> Result<OnTimeout, ApiError> {
+    match (pause, memory, auto_resume) {
+        (false, true, false) => Ok(OnTimeout::Kill),
+        (true, true, auto_resume) => Ok(OnTimeout::Pause { auto_resume }),
+        (true, false, false) => Ok(OnTimeout::PauseFilesystem),
+        (false, false, _) => Err(ApiError::invalid("autoPauseMemory: false needs autoPause: true")),
+        (false, true, true) => Err(ApiError::invalid("autoResume needs autoPause: true")),
+        (true, false, true) => {
+            let message = "autoResume needs memory: leave autoPauseMemory: false or autoResume out";
+            Err(ApiError::invalid(message))
+        }
+    }
 }
 
 fn unsupported(field: &str) -> ApiError {
@@ -118,13 +144,10 @@ impl NewSandbox {
     /// # Errors
     /// 400 that names the first field that can't be fulfilled.
     pub(crate) fn accept(self, face: Face) -> Result<Accepted, ApiError> {
-        let auto_pause = self.auto_pause == Some(true);
-        if self.auto_pause_memory == Some(false) && !auto_pause {
-            return Err(ApiError::invalid("autoPauseMemory: false needs autoPause: true"));
-        }
+        let auto_resume = self.auto_resume.is_some_and(|Object(resume)| resume.enabled == Some(true));
+        let on_timeout =
+            on_timeout(self.auto_pause == Some(true), self.auto_pause_memory != Some(false), auto_resume)?;
         let asked = [
-            ("autoPause", auto_pause),
-            ("autoResume", self.auto_resume.is_some_and(|Object(resume)| resume.enabled == Some(true))),
             ("mcp", self.mcp.is_some()),
             ("iam", self.iam.and_then(|Object(iam)| iam.tokens).is_some_and(|tokens| !tokens.is_empty())),
             ("volumeMounts", self.volume_mounts.is_some_and(|mounts| !mounts.is_empty())),
@@ -142,6 +165,7 @@ impl NewSandbox {
         Ok(Accepted {
             template: self.template_id,
             timeout: positive_seconds(self.timeout.unwrap_or(default_timeout))?,
+            on_timeout,
             secured: face == Face::V2 || self.secure == Some(true),
             metadata: self.metadata.unwrap_or_default(),
             env: self.env_vars.unwrap_or_default(),

@@ -10,7 +10,7 @@ use sandglass_control::CreateSandbox;
 use sandglass_egress::policy::Network;
 use sandglass_engine::engine::Feature;
 use sandglass_store::{IdempotencyKey, ListFilter, Order, SandboxRow};
-use sandglass_types::{Digest, SandboxId, SandboxState, TeamId};
+use sandglass_types::{Digest, Lifetime, PauseMode, ResumeMode, SandboxId, SandboxState, TeamId};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -130,11 +130,20 @@ async fn create(
 ) -> Result<Response, ApiError> {
     let request = body.accept(face)?;
     let idempotency = idempotency(headers, &request)?;
-    let Accepted { template, timeout, secured, metadata, env, allow_internet_access, policy, ingress } =
-        request;
-    let request = CreateSandbox {
+    let Accepted {
         template,
         timeout,
+        on_timeout,
+        secured,
+        metadata,
+        env,
+        allow_internet_access,
+        policy,
+        ingress,
+    } = request;
+    let request = CreateSandbox {
+        template,
+        lifetime: Lifetime { timeout, on_timeout },
         secured,
         metadata,
         env,
@@ -364,7 +373,7 @@ async fn set_network(
 /// The body of `POST /sandboxes/{id}/timeout`.
 #[derive(Debug, Deserialize, ToSchema)]
 struct SetTimeout {
-    /// Seconds from now; 0 ends the sandbox now.
+    /// Seconds from now; with 0 its time is up now.
     #[schema(value_type = i64)]
     timeout: Seconds,
 }
@@ -424,6 +433,16 @@ struct Connect {
     /// Seconds from now; v2 takes 300 if absent, v1 wants it.
     #[schema(value_type = Option<i64>)]
     timeout: Option<Seconds>,
+    /// `false` gives up the memory of a paused sandbox, and starts it anew from its disk.
+    memory: Option<bool>,
+}
+
+/// How a paused sandbox shall be made to run again.
+const fn resume_mode(memory: Option<bool>) -> ResumeMode {
+    match memory {
+        Some(false) => ResumeMode::Reboot,
+        Some(true) | None => ResumeMode::Restore,
+    }
 }
 
 async fn connect(
@@ -431,8 +450,9 @@ async fn connect(
     team: TeamId,
     id: &SandboxId,
     timeout: Seconds,
+    mode: ResumeMode,
 ) -> Result<(StatusCode, axum::Json<Sandbox>), ApiError> {
-    let (row, resumed) = state.backend.connect(team, id, positive_seconds(timeout)?).await?;
+    let (row, resumed) = state.backend.connect(team, id, positive_seconds(timeout)?, mode).await?;
     let status = if resumed { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, axum::Json(Sandbox::new(row, state.backend.domain()))))
 }
@@ -440,13 +460,13 @@ async fn connect(
 /// The body of `POST /sandboxes/{id}/pause`.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 struct Pause {
-    /// Whether its memory is kept, which is so if absent. Without it is not built yet.
+    /// Whether its memory and its processes are kept, which is so if absent, or its files alone.
     memory: Option<bool>,
 }
 
 #[utoipa::path(post, path = "/sandboxes/{id}/pause", tag = "e2b", params(("id" = String, Path)),
     request_body = Pause, responses(
-    (status = 204, description = "It is paused: memory, processes and files are kept, and it uses no CPU and no memory"),
+    (status = 204, description = "It is paused: memory, processes and files are kept, or its files alone, and it uses no CPU and no memory"),
     (status = "4XX", description = "Refused; it is as it was", body = ErrorBody),
     (status = "5XX", description = "Failed; it is as it was", body = ErrorBody)))]
 async fn pause(
@@ -455,11 +475,8 @@ async fn pause(
     Named(id): Named,
     OptionalJson(body): OptionalJson<Pause>,
 ) -> Result<StatusCode, ApiError> {
-    if body.memory == Some(false) {
-        let message = "pausing without memory is not supported by this version: leave 'memory' out";
-        return Err(ApiError::invalid(message));
-    }
-    state.backend.pause(caller.0, &id).await?;
+    let mode = if body.memory == Some(false) { PauseMode::Filesystem } else { PauseMode::Full };
+    state.backend.pause(caller.0, &id, mode).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -469,6 +486,8 @@ struct ResumeSandbox {
     /// Seconds from now; 15 if absent.
     #[schema(value_type = Option<i64>)]
     timeout: Option<Seconds>,
+    /// `false` gives up its memory, and starts it anew from its disk.
+    memory: Option<bool>,
 }
 
 #[utoipa::path(post, path = "/sandboxes/{id}/resume", tag = "e2b", params(("id" = String, Path)),
@@ -483,7 +502,7 @@ async fn resume(
     OptionalJson(body): OptionalJson<ResumeSandbox>,
 ) -> Result<(StatusCode, axum::Json<Sandbox>), ApiError> {
     let timeout = positive_seconds(body.timeout.unwrap_or(DEFAULT_RESUME))?;
-    let row = state.backend.resume(caller.0, &id, timeout).await?;
+    let row = state.backend.resume(caller.0, &id, timeout, resume_mode(body.memory)).await?;
     Ok((StatusCode::CREATED, axum::Json(Sandbox::new(row, state.backend.domain()))))
 }
 
@@ -499,7 +518,8 @@ async fn connect_v2(
     Named(id): Named,
     OptionalJson(body): OptionalJson<Connect>,
 ) -> Result<(StatusCode, axum::Json<Sandbox>), ApiError> {
-    connect(state, caller.0, &id, body.timeout.unwrap_or(DEFAULT_CONNECT)).await
+    let timeout = body.timeout.unwrap_or(DEFAULT_CONNECT);
+    connect(state, caller.0, &id, timeout, resume_mode(body.memory)).await
 }
 
 #[utoipa::path(post, path = "/sandboxes/{id}/connect", tag = "e2b", params(("id" = String, Path)),
@@ -515,7 +535,7 @@ async fn connect_v1(
     Json(body): Json<Connect>,
 ) -> Result<(StatusCode, axum::Json<Sandbox>), ApiError> {
     let timeout = body.timeout.ok_or_else(|| ApiError::invalid("timeout is missing"))?;
-    connect(state, caller.0, &id, timeout).await
+    connect(state, caller.0, &id, timeout, resume_mode(body.memory)).await
 }
 
 #[utoipa::path(get, path = "/health", tag = "e2b", security(()), responses(

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sandglass_egress::policy::lists_of;
 use sandglass_store::SandboxRow;
-use sandglass_types::{SandboxId, SandboxState, Timestamp};
+use sandglass_types::{OnTimeout, PauseMode, SandboxId, SandboxState, Timestamp};
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
@@ -117,6 +117,24 @@ struct Lifecycle {
     on_timeout: &'static str,
 }
 
+impl Lifecycle {
+    const fn new(on_timeout: OnTimeout) -> Self {
+        let action = match on_timeout {
+            OnTimeout::Kill => "kill",
+            OnTimeout::Pause { .. } | OnTimeout::PauseFilesystem => "pause",
+        };
+        Self { auto_resume: on_timeout.auto_resumes(), on_timeout: action }
+    }
+}
+
+/// What a paused sandbox has.
+pub(crate) const fn pause_mode(row: &SandboxRow) -> Option<PauseMode> {
+    match row.state {
+        SandboxState::Paused | SandboxState::Resuming => Some(row.pause_mode),
+        _ => None,
+    }
+}
+
 /// The network options of a sandbox.
 #[derive(Debug, Serialize, ToSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
@@ -161,6 +179,10 @@ pub(crate) struct SandboxDetail {
     #[serde(skip_serializing_if = "Option::is_none")]
     network: Option<NetworkView>,
     lifecycle: Lifecycle,
+    /// `full` if a paused sandbox has its memory, `filesystem` if it has its files alone; absent if it is not paused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pause_mode: Option<PauseMode>,
 }
 
 impl SandboxDetail {
@@ -170,7 +192,8 @@ impl SandboxDetail {
             allow_internet_access: row.allow_internet_access,
             domain: domain.map(str::to_owned),
             network: NetworkView::new(&row),
-            lifecycle: Lifecycle { auto_resume: false, on_timeout: "kill" },
+            lifecycle: Lifecycle::new(row.lifetime.on_timeout),
+            pause_mode: pause_mode(&row),
             listed: row.into(),
         }
     }
@@ -180,7 +203,8 @@ impl SandboxDetail {
 pub(crate) mod tests {
     use super::*;
     use sandglass_egress::policy::Policy;
-    use sandglass_types::{Digest, Generation, Limits, NodeId, SandboxState, TeamId};
+    use sandglass_types::{Digest, Generation, Lifetime, Limits, NodeId, SandboxState, TeamId};
+    use std::time::Duration;
 
     /// A running sandbox with every field set.
     pub(crate) fn row() -> SandboxRow {
@@ -198,6 +222,8 @@ pub(crate) mod tests {
             policy: Policy::default(),
             traffic_token: None,
             request_host: None,
+            lifetime: Lifetime::of(Duration::from_secs(300)),
+            pause_mode: PauseMode::Full,
             state: SandboxState::Running,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(1_764_424_800_123),
@@ -255,6 +281,31 @@ pub(crate) mod tests {
             !json.to_string().contains("\"traffic\""),
             "the token is told to who makes it or connects: {json}"
         );
+    }
+
+    #[test]
+    fn what_happens_at_its_timeout() {
+        let tells = |on_timeout, state, pause_mode| {
+            let lifetime = Lifetime { on_timeout, ..row().lifetime };
+            let row = SandboxRow { lifetime, state, pause_mode, ..row() };
+            let json = serde_json::to_value(SandboxDetail::new(row, None)).unwrap();
+            let lifecycle = &json["lifecycle"];
+            let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+            (
+                text(&lifecycle["onTimeout"]).unwrap(),
+                lifecycle["autoResume"] == true,
+                text(&json["pauseMode"]),
+            )
+        };
+        use PauseMode::{Filesystem, Full};
+        use SandboxState::{Paused, Running};
+        let pause = |auto_resume| OnTimeout::Pause { auto_resume };
+        let said = |action: &str, resumes, mode: Option<&str>| (action.into(), resumes, mode.map(Into::into));
+        assert_eq!(tells(OnTimeout::Kill, Running, Full), said("kill", false, None));
+        assert_eq!(tells(OnTimeout::Kill, Paused, Filesystem), said("kill", false, Some("filesystem")));
+        assert_eq!(tells(pause(false), Running, Filesystem), said("pause", false, None));
+        assert_eq!(tells(pause(true), Paused, Full), said("pause", true, Some("full")));
+        assert_eq!(tells(OnTimeout::PauseFilesystem, Running, Full), said("pause", false, None));
     }
 
     #[test]

@@ -23,6 +23,14 @@ pub(crate) enum Failure {
     NoToken,
     /// Its ports want another token.
     WrongToken,
+    /// It is paused, and its guest API wants another token.
+    NoAccess,
+    /// It is paused, and its team has as many that run as it may have.
+    Quota,
+    /// It is paused, and the machine has no room for it.
+    NoRoom,
+    /// It is paused, and could not be made to run.
+    NotResumed,
     /// It has too many requests at once.
     Busy,
     /// All sandboxes together have too many.
@@ -36,9 +44,9 @@ impl Failure {
         match self {
             Self::NotFound | Self::PortClosed(_) | Self::Broken => StatusCode::BAD_GATEWAY,
             Self::Internal => StatusCode::NOT_FOUND,
-            Self::NoToken | Self::WrongToken => StatusCode::FORBIDDEN,
-            Self::Busy => StatusCode::TOO_MANY_REQUESTS,
-            Self::Full => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NoToken | Self::WrongToken | Self::NoAccess => StatusCode::FORBIDDEN,
+            Self::Busy | Self::Quota => StatusCode::TOO_MANY_REQUESTS,
+            Self::Full | Self::NoRoom | Self::NotResumed => StatusCode::SERVICE_UNAVAILABLE,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
         }
     }
@@ -55,6 +63,14 @@ impl Failure {
             Self::WrongToken => {
                 "Sandbox is secured with traffic access token. Provided token in header 'e2b-traffic-access-token' is \
                  invalid"
+            }
+            Self::NoAccess => {
+                "The sandbox is paused, and only a request with its access token in header 'X-Access-Token' resumes it"
+            }
+            Self::Quota => "The sandbox is paused, and its team's quota has no room for it",
+            Self::NoRoom => "The sandbox is paused, and this machine has no room for it now",
+            Self::NotResumed => {
+                "The sandbox is paused and could not be resumed, and is as it was: connect to it to hear why"
             }
             Self::Busy => "The sandbox has too many open requests",
             Self::Full => {
@@ -123,11 +139,11 @@ pub(crate) fn failed(failure: Failure, id: &str, navigation: bool) -> Response<B
         page
     } else {
         let port = if let Failure::PortClosed(port) = failure { Some(port) } else { None };
-        let error_code = (failure == Failure::Full).then_some(NO_CAPACITY);
+        let error_code = matches!(failure, Failure::Full | Failure::NoRoom).then_some(NO_CAPACITY);
         let body = FailureBody { sandbox_id: id, message, code: status.as_u16(), port, error_code };
         respond(status, "application/json", serde_json::to_string(&body).unwrap_or_default())
     };
-    if matches!(failure, Failure::Busy | Failure::Full) {
+    if matches!(failure, Failure::Busy | Failure::Full | Failure::Quota | Failure::NoRoom) {
         response.headers_mut().insert("should-retry", HeaderValue::from_static("false"));
     }
     response

@@ -11,6 +11,9 @@ use percent_encoding::percent_decode_str;
 
 use crate::auth::API_KEY;
 
+/// What opens the guest API.
+pub(super) const ACCESS_TOKEN: HeaderName = HeaderName::from_static("x-access-token");
+
 /// Carries what opens the ports of a sandbox.
 pub(crate) const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-token");
 

@@ -1,3 +1,4 @@
+use crate::backend::Backend as _;
 use crate::fake::{Guest, PATIENCE, Served, Wire};
 use bytes::Bytes;
 use http::{Request, Version};
@@ -5,7 +6,7 @@ use http_body_util::{BodyExt as _, Empty, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use sandglass_control::TrafficToken;
 use sandglass_egress::policy::RequestHost;
-use sandglass_types::SandboxId;
+use sandglass_types::{ErrorKind, SandboxId};
 
 /// A server, a sandbox, and what listens on its port 8000.
 async fn with_guest() -> (Served, SandboxId, Guest) {
@@ -460,4 +461,59 @@ async fn http_2_outside_is_http_1_inside() {
     // The connection itself lives on.
     let request = Request::get("http://localhost/health").body(Empty::new().boxed()).unwrap();
     assert_eq!(sender.send_request(request).await.unwrap().status(), 204);
+}
+
+#[tokio::test]
+async fn who_may_use_a_port_wakes_a_paused_sandbox_and_nobody_else() {
+    let (served, id, guest) = with_guest().await;
+    served.fake.put_to_sleep(&id, [Some("secret"), Some("mine")], None);
+    let mut client = served.connect().await;
+    let traffic = |value: &str| format!("e2b-traffic-access-token: {value}\r\n");
+    let access = |value: &str| format!("X-Access-Token: {value}\r\n");
+    for (line, port, headers, status) in [
+        ("GET /", 8000, String::new(), 403),
+        ("GET /", 8000, traffic("wrong"), 403),
+        ("GET /", 8000, access("mine"), 403),
+        ("GET /health", 49983, String::new(), 403),
+        ("GET /health", 49983, access("secret"), 403),
+        ("GET /health", 49983, traffic("secret"), 403),
+        ("GET /health", 49983, access("mine") + &access("mine"), 403),
+        ("GET /files?signature=v1_x", 49983, String::new(), 403),
+        ("GET /init", 49983, access("mine"), 404),
+    ] {
+        client.send(head(line, &id, port, &headers)).await;
+        let (answer, _) = status_and_body(&mut client).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{line} {port} {headers}: {answer}");
+        assert!(served.fake.sleeper(&id).await.unwrap().is_some(), "{line} {port} {headers} woke it");
+    }
+    client.send(head("GET /once", &id, 8000, &traffic("secret"))).await;
+    assert_eq!(guest.accept().await.head().await[0], "GET /once HTTP/1.1");
+    assert!(served.fake.sleeper(&id).await.unwrap().is_none());
+
+    let (id, _) = served.fake.run(&[(49983, guest.address())]);
+    served.fake.put_to_sleep(&id, [Some("secret"), Some("mine")], None);
+    let mut client = served.connect().await;
+    client.send(head("GET /health", &id, 49983, &access("mine"))).await;
+    assert_eq!(guest.accept().await.head().await[0], "GET /health HTTP/1.1");
+}
+
+#[tokio::test]
+async fn what_can_not_be_woken_says_why() {
+    let (served, _, guest) = with_guest().await;
+    for (kind, status, message) in [
+        (ErrorKind::Quota, 429, "quota"),
+        (ErrorKind::Capacity, 503, "sandbox_capacity_unavailable"),
+        (ErrorKind::NotFound, 502, "The sandbox was not found"),
+        (ErrorKind::Internal, 503, "could not be resumed"),
+        (ErrorKind::Conflict, 503, "could not be resumed"),
+    ] {
+        let (id, _) = served.fake.run(&[(8000, guest.address())]);
+        served.fake.put_to_sleep(&id, [None, None], Some(kind));
+        let mut client = served.connect().await;
+        client.send(head("GET /", &id, 8000, "")).await;
+        let (line, body) = status_and_body(&mut client).await;
+        assert!(line.starts_with(&format!("HTTP/1.1 {status}")), "{kind:?}: {line}");
+        assert!(body.contains(message), "{kind:?}: {body}");
+    }
+    assert!(!guest.is_wanted().await);
 }

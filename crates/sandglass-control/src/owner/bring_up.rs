@@ -8,7 +8,7 @@ use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_engine::{Exit, SandboxSpec};
 use sandglass_store::SandboxRow;
 use sandglass_types::error::Chain;
-use sandglass_types::{Error, ErrorKind, SandboxId, Timestamp};
+use sandglass_types::{Error, ErrorKind, OnTimeout, PauseMode, ResumeMode, SandboxId, Timestamp};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -27,23 +27,47 @@ pub(super) enum Origin {
     Found,
     /// It is to be made from its image, which has its id.
     Image,
+    /// It is to be started anew from the disk in its image, which has its id.
+    Disk,
 }
 
-/// What the host is told of the end `at` by the wall clock, which is at `ends` by the steady one.
-pub(super) fn deadline(at: Timestamp, ends: Instant) -> Deadline {
+impl Origin {
+    /// Of a paused sandbox that kept this, if it is resumed like that.
+    pub(super) const fn of(kept: PauseMode, mode: ResumeMode) -> Self {
+        match (kept, mode) {
+            (PauseMode::Full, ResumeMode::Restore) => Self::Image,
+            (PauseMode::Filesystem, _) | (_, ResumeMode::Reboot) => Self::Disk,
+        }
+    }
+
+    /// Whether it was paused before.
+    pub(super) const fn is_resumed(self) -> bool {
+        matches!(self, Self::Image | Self::Disk)
+    }
+
+    /// Whether its agent starts.
+    const fn starts(self) -> bool {
+        matches!(self, Self::New | Self::Disk)
+    }
+}
+
+/// What the host is told of the end `at` by the wall clock, which is at `ends` by the steady one. Nothing of one that is to
+/// be paused: only a server can do that, and without one it runs on, for it must never be lost.
+pub(super) fn deadline(row: &SandboxRow, at: Timestamp, ends: Instant) -> Option<Deadline> {
     let after = ends.saturating_duration_since(Instant::now());
-    Deadline { at, after_millis: u64::try_from(after.as_millis()).unwrap_or(u64::MAX) }
+    let deadline = Deadline { at, after_millis: u64::try_from(after.as_millis()).unwrap_or(u64::MAX) };
+    (row.lifetime.on_timeout == OnTimeout::Kill).then_some(deadline)
 }
 
 fn spec(row: &SandboxRow, ends: Instant) -> SandboxSpec {
-    let deadline = Some(deadline(row.end_at, ends));
+    let deadline = deadline(row, row.end_at, ends);
     SandboxSpec { id: row.id.clone(), rootfs: row.rootfs, limits: row.limits, deadline }
 }
 
 /// Keeps the deadline of a found sandbox: what the last server could not say any more, or said by a clock that was set since.
 /// Before anybody moves its end, so that it comes after no later word. A failure is not worth a sandbox.
 pub(super) async fn keep_deadline(host: &Host, row: &SandboxRow, ends: Instant) {
-    if let Err(error) = host.set_deadline(&row.id, Some(deadline(row.end_at, ends))).await {
+    if let Err(error) = host.set_deadline(&row.id, deadline(row, row.end_at, ends)).await {
         tracing::error!(sandbox = %row.id, error = %Chain(&error), "its deadline can't be kept");
     }
 }
@@ -81,6 +105,10 @@ pub(super) async fn bring_up(
             sandglass_failpoint::hit_async("control.resume.host").await.map_err(crate::injected)?;
             host.restore(spec(&row, ends), id).await?;
         }
+        Origin::Disk => {
+            sandglass_failpoint::hit_async("control.resume.boot").await.map_err(crate::injected)?;
+            host.boot(spec(&row, ends), id).await?;
+        }
         Origin::Found => {}
     }
     sandglass_failpoint::hit_async("control.create.guard").await.map_err(crate::injected)?;
@@ -90,7 +118,7 @@ pub(super) async fn bring_up(
         let egress = &shared.config.egress;
         agent::guard_airlock(host, id, &enforcer, egress, &gone, &tasks).await?;
     }
-    if origin == Origin::New && !gone.is_cancelled() {
+    if origin.starts() && !gone.is_cancelled() {
         sandglass_failpoint::hit_async("control.create.start").await.map_err(crate::injected)?;
         host.start(id).await?;
     }
@@ -102,12 +130,12 @@ pub(super) async fn bring_up(
             agent::configure(&session, &row, shared.template(&row.template)?).await
         };
         // A new one is still starting, and finds there at once what it shall be.
-        if origin == Origin::New {
+        if origin.starts() {
             configure().await?;
         }
-        let generation = agent::greet(&session, id).await?;
-        if generation != row.generation.0 {
-            if origin != Origin::New {
+        let hello = agent::greet(&session, id).await?;
+        if hello.generation != row.generation.0 {
+            if !origin.starts() {
                 configure().await?;
             }
             agent::configured(&session, &row).await?;
@@ -117,7 +145,7 @@ pub(super) async fn bring_up(
             agent::thaw(&session).await?;
         }
         let (airlock, connections) = (shared.airlocks().cloned(), Arc::clone(&shared.connections));
-        Ok(Arc::new(Live::new(&row, session, airlock, gone.clone(), connections)))
+        Ok(Arc::new(Live::new(&row, session, hello.revision, airlock, gone.clone(), connections)))
     };
     tokio::select! {
         outcome = ready => outcome,

@@ -7,30 +7,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sandglass_engine::engine::Feature;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_store::{Resume, Resumed};
 use sandglass_types::error::Chain;
-use sandglass_types::{Error, ErrorKind, SandboxState};
+use sandglass_types::{Error, ErrorKind, PauseMode, SandboxState};
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, Span};
 
+use super::bring_up::Origin;
 use super::request::Reply;
-use super::{Owner, Pauses, Request, answer, in_between};
+use super::{ASKED, Owner, Pauses, Request, answer, in_between};
 use crate::admission;
 use crate::control::{REMOVAL_CHECK, REMOVAL_PATIENCE};
 use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
 
-/// Whom a resume is for.
-type Asker = (Span, Reply);
+/// Whom a resume is for, and from what.
+type Asker = (Span, Reply, Origin);
 
 /// What `runsc` says of a program that holds a file open that was deleted. Checkpoints of it are refused.
 const DELETED: &str = "deleted and invalidated dentries";
-
-/// What the history says of one that a client ended.
-const KILLED: &str = "a client asked for it";
 
 /// How often it is tried to store that a sandbox is paused before who asked for it hears of it. The tries go on.
 const STORE_TRIES: u32 = 5;
@@ -47,16 +44,22 @@ struct Ended {
 pub(super) enum Pausing {
     /// Its image is complete. Who wants to hear when nothing else of it is left.
     Imaged(Vec<Reply>),
-    /// It could not be paused, and who wanted it knows.
-    RunsOn,
+    /// It could not be paused, for this reason, and who wanted it knows.
+    RunsOn(String),
     /// Somebody ended it meanwhile, and knows that unless it could not be stored.
     Killed(Option<Reply>),
 }
 
 impl Owner<'_> {
     /// Writes it to an image, or says why not; then it runs on. Once the image is complete, [`Owner::rest`] ends the rest.
-    pub(super) async fn pause(&mut self, live: &Arc<Live>, mut pausers: Vec<Reply>) -> Pausing {
-        let error = match self.write(live, &mut pausers).await {
+    pub(super) async fn pause(
+        &mut self,
+        live: &Arc<Live>,
+        mode: PauseMode,
+        why: &str,
+        mut pausers: Vec<Reply>,
+    ) -> Pausing {
+        let error = match self.write(live, mode, why, &mut pausers).await {
             Ok(None) => return Pausing::Imaged(pausers),
             Ok(Some(Ended { unanswered })) => {
                 answer(&mut pausers, Err(Error::new(ErrorKind::Conflict, "the sandbox was ended")));
@@ -64,24 +67,29 @@ impl Owner<'_> {
             }
             Err(error) => error,
         };
+        tracing::warn!(sandbox = %self.row.id, error = %Chain(&error), "it could not be paused, and runs on");
+        let reason = Chain(&error).to_string();
         answer(&mut pausers, Err(error));
-        Pausing::RunsOn
+        Pausing::RunsOn(reason)
     }
 
     /// Writes it to an image, unless it is ended meanwhile. After a failure it runs on.
-    async fn write(&mut self, live: &Arc<Live>, pausers: &mut Vec<Reply>) -> Result<Option<Ended>, Error> {
-        if self.shared.engine.refuses(Feature::Checkpoint) {
-            let message = format!("the engine '{}' can't pause sandboxes", self.shared.engine.name);
-            return Err(Error::new(ErrorKind::Unsupported, message));
-        }
+    async fn write(
+        &mut self,
+        live: &Arc<Live>,
+        mode: PauseMode,
+        why: &str,
+        pausers: &mut Vec<Reply>,
+    ) -> Result<Option<Ended>, Error> {
+        self.shared.can_pause()?;
         // Before anybody can take it for the one that is to come: a server may have died right after a resume.
         self.shared.host.remove_image(&self.row.id).await?;
-        if !self.settle(Event::Pause, "a client asked for it").await {
+        if !self.settle_as(Event::Pause, Some(mode), why).await {
             return Err(Error::new(ErrorKind::Internal, "the sandbox could not be stored as paused"));
         }
         // Who comes now finds it paused; who is there already waits, and goes on if it can't be.
         self.shared.live.remove(&self.row.id);
-        let writing = write_image(self.shared.host.clone(), Arc::clone(live));
+        let writing = write_image(self.shared.host.clone(), Arc::clone(live), mode);
         let (outcome, ended) = self.answer_during(writing, pausers).await;
         if ended.is_some() {
             return Ok(ended);
@@ -116,7 +124,7 @@ impl Owner<'_> {
             match request {
                 Request::Kill(reply) => {
                     let ended = ended.get_or_insert_default();
-                    if self.settle(Event::Kill, KILLED).instrument(span).await {
+                    if self.settle(Event::Kill, ASKED).instrument(span).await {
                         // Before who asked hears of it, nobody gets in any more.
                         self.make_unreachable();
                         let _gone = reply.send(Ok(()));
@@ -125,7 +133,7 @@ impl Owner<'_> {
                     }
                 }
                 request if ended.is_some() => request.refuse(crate::not_found(&self.row.id)),
-                Request::Pause(reply) => pausers.push(reply),
+                Request::Pause { reply, .. } => pausers.push(reply),
                 resume @ Request::Resume { .. } => self.deferred.push_back((span, resume)),
                 request => request.refuse(in_between(&self.row)),
             }
@@ -190,8 +198,8 @@ impl Owner<'_> {
             };
             match request {
                 Request::Kill(reply) => {
-                    if !self.settle(Event::Kill, KILLED).instrument(span).await {
-                        self.remove_and_settle(Event::Kill, KILLED, Some(reply)).await;
+                    if !self.settle(Event::Kill, ASKED).instrument(span).await {
+                        self.remove_and_settle(Event::Kill, ASKED, Some(reply)).await;
                         return None;
                     }
                     if self.row.state == SandboxState::Ending {
@@ -201,14 +209,16 @@ impl Owner<'_> {
                     // The store knew another state, which is this task's now.
                     drop(reply.send(Err(Error::new(ErrorKind::Conflict, "the sandbox changed: try again"))));
                 }
-                Request::Resume { timeout, reply } => {
-                    match self.begin_resume(timeout, removed).instrument(span.clone()).await {
-                        Ok(()) => return Some((span, reply)),
+                Request::Resume { timeout, mode, why, reply } => {
+                    match self.begin_resume(timeout, why, removed).instrument(span.clone()).await {
+                        Ok(()) => return Some((span, reply, Origin::of(self.row.pause_mode, mode))),
                         Err(error) => drop(reply.send(Err(error))),
                     }
                 }
-                Request::Pause(reply) if self.row.state == SandboxState::Pausing => pausers.push(reply),
-                Request::Pause(reply) => {
+                Request::Pause { reply, .. } if self.row.state == SandboxState::Pausing => {
+                    pausers.push(reply);
+                }
+                Request::Pause { reply, .. } => {
                     drop(reply.send(Err(Error::new(ErrorKind::Conflict, "the sandbox is already paused"))));
                 }
                 request => request.refuse(in_between(&self.row)),
@@ -226,7 +236,7 @@ impl Owner<'_> {
     }
 
     /// Stores that it shall run again, if there is room for it.
-    async fn begin_resume(&mut self, timeout: Duration, removed: bool) -> Result<(), Error> {
+    async fn begin_resume(&mut self, timeout: Duration, why: &str, removed: bool) -> Result<(), Error> {
         let next = lifecycle::next(self.row.state, Event::Resume);
         if !removed || !matches!(next, Next::Move(SandboxState::Resuming, _)) {
             let message = "what the sandbox was before its pause is still being removed: try again";
@@ -243,6 +253,7 @@ impl Owner<'_> {
             max_end_at: now.plus(config.max_lifetime),
             quota: config.budgets.quota,
             capacity: config.budgets.capacity,
+            detail: why.to_owned(),
         };
         sandglass_failpoint::hit_async("control.resume.store").await.map_err(crate::injected)?;
         let deadline = Instant::now() + REMOVAL_PATIENCE;
@@ -265,14 +276,18 @@ impl Owner<'_> {
     }
 }
 
-async fn write_image(host: Host, live: Arc<Live>) -> Result<(), Error> {
+async fn write_image(host: Host, live: Arc<Live>, mode: PauseMode) -> Result<(), Error> {
     let id = live.id();
     sandglass_failpoint::hit_async("control.pause.freeze").await.map_err(crate::injected)?;
-    live.freeze().await?;
+    live.freeze(mode).await?;
     sandglass_failpoint::hit_async("control.pause.host").await.map_err(crate::injected)?;
     host.pause(id).await?;
     sandglass_failpoint::hit_async("control.pause.image").await.map_err(crate::injected)?;
-    host.checkpoint(id, id).await.map_err(|error| match &error {
+    let written = match mode {
+        PauseMode::Full => host.checkpoint(id, id).await,
+        PauseMode::Filesystem => host.keep_disk(id, id).await,
+    };
+    written.map_err(|error| match &error {
         HostError::Refused { message, .. } if message.contains(DELETED) => {
             let message =
                 "the sandbox can't be paused as it is, and runs on: a program has a file open that was deleted";

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sandglass_egress::policy::Policy;
-use sandglass_types::{Error, SandboxId, Timestamp};
+use sandglass_types::{Error, PauseMode, ResumeMode, SandboxId, Timestamp};
 use tokio::sync::{mpsc, oneshot};
 use tracing::Span;
 
@@ -19,11 +19,20 @@ pub(crate) enum Request {
     /// End it. Answered when its end is stored.
     Kill(Reply),
     /// Write it to an image and end its processes. Answered when it is paused, or runs on.
-    Pause(Reply),
+    Pause {
+        /// What is kept.
+        mode: PauseMode,
+        /// Who asks.
+        reply: Reply,
+    },
     /// Let it run again, if it is paused. Answered when it can be reached.
     Resume {
         /// How long it may run from now on.
         timeout: Duration,
+        /// From what.
+        mode: ResumeMode,
+        /// What its history says of it.
+        why: &'static str,
         /// Who asks.
         reply: Reply,
     },
@@ -57,7 +66,7 @@ impl Request {
     pub(crate) fn refuse(self, why: Error) {
         match self {
             Self::Kill(reply)
-            | Self::Pause(reply)
+            | Self::Pause { reply, .. }
             | Self::Resume { reply, .. }
             | Self::SetPolicy { reply, .. } => {
                 drop(reply.send(Err(why)));
@@ -88,12 +97,18 @@ impl Handle {
         self.ask(id, Request::Kill).await
     }
 
-    pub(crate) async fn pause(&self, id: &SandboxId) -> Result<(), Error> {
-        self.ask(id, Request::Pause).await
+    pub(crate) async fn pause(&self, id: &SandboxId, mode: PauseMode) -> Result<(), Error> {
+        self.ask(id, |reply| Request::Pause { mode, reply }).await
     }
 
-    pub(crate) async fn resume(&self, id: &SandboxId, timeout: Duration) -> Result<(), Error> {
-        self.ask(id, |reply| Request::Resume { timeout, reply }).await
+    pub(crate) async fn resume(
+        &self,
+        id: &SandboxId,
+        timeout: Duration,
+        mode: ResumeMode,
+        why: &'static str,
+    ) -> Result<(), Error> {
+        self.ask(id, |reply| Request::Resume { timeout, mode, why, reply }).await
     }
 
     pub(crate) async fn set_policy(

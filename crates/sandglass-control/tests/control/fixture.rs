@@ -21,7 +21,7 @@ use sandglass_linux::fdpass;
 use sandglass_store::{SandboxRow, SqliteStore, Store};
 use sandglass_types::clock::ManualClock;
 use sandglass_types::{
-    Clock as _, EndReason, Error, InstanceId, SandboxId, SandboxState, SystemClock, TeamId,
+    Clock as _, EndReason, Error, InstanceId, Lifetime, SandboxId, SandboxState, SystemClock, TeamId,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -174,7 +174,7 @@ pub(crate) struct Server {
 pub(crate) fn request(timeout: Duration) -> CreateSandbox {
     CreateSandbox {
         template: "base".into(),
-        timeout,
+        lifetime: Lifetime::of(timeout),
         secured: false,
         metadata: BTreeMap::new(),
         env: BTreeMap::new(),

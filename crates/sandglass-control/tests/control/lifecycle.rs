@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use sandglass_engine::engine::{Feature, Isolation};
-use sandglass_types::{Clock as _, Digest, EndReason, ErrorKind, SandboxState};
+use sandglass_types::{Clock as _, Digest, EndReason, ErrorKind, PauseMode, ResumeMode, SandboxState};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -168,16 +168,16 @@ async fn what_its_engine_can_not_pause_runs_on() {
     let server = world.start().await.unwrap();
     let id = server.create().await;
     for _ in 0..2 {
-        let error = server.control.pause(server.team, &id).await.unwrap_err();
+        let error = server.control.pause(server.team, &id, PauseMode::Full).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
         assert_eq!(server.in_state(SandboxState::Running).await, std::slice::from_ref(&id));
     }
-    let error = server.control.resume(server.team, &id, HOUR).await.unwrap_err();
+    let error = server.control.resume(server.team, &id, HOUR, ResumeMode::Restore).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error:?}");
-    let (row, resumed) = server.control.connect(server.team, &id, HOUR).await.unwrap();
+    let (row, resumed) = server.control.connect(server.team, &id, HOUR, ResumeMode::Restore).await.unwrap();
     assert_eq!((row.id, resumed), (id.clone(), false));
     server.kill(&id).await;
-    let error = server.control.pause(server.team, &id).await.unwrap_err();
+    let error = server.control.pause(server.team, &id, PauseMode::Full).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error:?}");
     world.nothing_left().await;
     server.stop().await;

@@ -115,6 +115,14 @@ impl Engine for Troubled {
         self.engine.restore(spec, image)
     }
 
+    fn keep_disk(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
+        self.engine.keep_disk(id, image)
+    }
+
+    fn boot(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
+        self.engine.boot(spec, image)
+    }
+
     fn images(&self) -> Result<Vec<SandboxId>, EngineError> {
         self.engine.images()
     }

@@ -48,7 +48,7 @@ pub(super) trait Model: std::fmt::Debug + Send + Sync {
     /// What the processes of a sandbox use; not its disk.
     fn usage(&self, id: &SandboxId, agent: Option<Agent>) -> Result<Stats, EngineError>;
 
-    /// Whether the two verbs below work.
+    /// Whether the verbs below work.
     fn checkpoints(&self) -> bool {
         false
     }
@@ -56,6 +56,16 @@ pub(super) trait Model: std::fmt::Debug + Send + Sync {
     /// Writes a stopped sandbox to a new image.
     fn checkpoint(&self, _: &SandboxSpec, _: &Folder, _image: &Path) -> Result<(), EngineError> {
         Err(EngineError::Unsupported { engine: NAME, verb: "checkpoint" })
+    }
+
+    /// Writes the files of a stopped sandbox to a new image.
+    fn keep_disk(&self, _: &SandboxSpec, _: &Folder, _image: &Path) -> Result<(), EngineError> {
+        Err(EngineError::Unsupported { engine: NAME, verb: "keep its disk" })
+    }
+
+    /// Fills the folder of a new sandbox from the files in an image.
+    fn lay_out(&self, _: &SandboxSpec, _: &Folder, _image: &Path) -> Result<(), EngineError> {
+        Err(EngineError::Unsupported { engine: NAME, verb: "boot" })
     }
 
     /// Fills the folder of a new sandbox from an image, and starts its agent where it was.

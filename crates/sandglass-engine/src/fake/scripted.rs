@@ -301,11 +301,20 @@ impl Model for Threads {
     fn checkpoint(&self, spec: &SandboxSpec, folder: &Folder, target: &Path) -> Result<(), EngineError> {
         let running = self.of(&spec.id).ok_or_else(|| EngineError::NotFound(spec.id.clone()))?;
         let inside = lock(&running.inside).clone();
-        image::write(target, spec, &inside, &folder.home())
+        image::write(target, spec, Some(&inside), &folder.home())
+    }
+
+    fn keep_disk(&self, spec: &SandboxSpec, folder: &Folder, target: &Path) -> Result<(), EngineError> {
+        image::write(target, spec, None, &folder.home())
+    }
+
+    fn lay_out(&self, spec: &SandboxSpec, folder: &Folder, source: &Path) -> Result<(), EngineError> {
+        image::read(source, spec, &folder.home()).map(drop)
     }
 
     fn restore(&self, spec: &SandboxSpec, folder: &Folder, source: &Path) -> Result<Agent, EngineError> {
-        let inside = image::read(source, spec, &folder.home())?;
+        let inside = image::read(source, spec, &folder.home())?
+            .ok_or_else(|| step("match the image", "it was made without memory"))?;
         self.run(&spec.id, folder, inside)
     }
 }

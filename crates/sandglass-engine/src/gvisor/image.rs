@@ -20,6 +20,62 @@ const VERSION: u32 = 1;
 /// A gigabyte of memory takes some seconds; a busy disk takes longer.
 pub(super) const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// Whether an image has the memory and the processes of its sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Memory {
+    /// It has. So do those that do not say.
+    #[default]
+    With,
+    /// It has a disk, and nothing else.
+    Without,
+}
+
+/// What a sandbox is made from.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// A blank disk.
+    Blank,
+    /// A copy of the disk of this image; its memory, if it has one, is left out.
+    Disk(Image),
+    /// This image.
+    Image(Image),
+}
+
+impl Source {
+    /// The memory and the processes to bring back, as `runsc` wrote them.
+    pub(super) fn checkpoint(&self) -> Option<PathBuf> {
+        match self {
+            Self::Blank | Self::Disk(_) => None,
+            Self::Image(image) => Some(image.checkpoint()),
+        }
+    }
+
+    /// The disk to copy.
+    pub(super) fn disk(&self) -> Option<PathBuf> {
+        match self {
+            Self::Blank => None,
+            Self::Disk(image) | Self::Image(image) => Some(image.disk()),
+        }
+    }
+
+    /// Refuses an image that this sandbox can't be made from.
+    pub(super) fn check(&self, wanted: &Pinned, limits: Limits) -> Result<(), EngineError> {
+        let (image, memory) = match self {
+            Self::Blank => return Ok(()),
+            Self::Disk(image) => (image, Memory::Without),
+            Self::Image(image) => (image, Memory::With),
+        };
+        match mismatch(&image.meta()?, wanted, limits, memory) {
+            None => Ok(()),
+            Some(Mismatch::Other(what)) => {
+                Err(step("match the image", format!("it was made with another {what}")))
+            }
+            Some(Mismatch::NoMemory) => Err(step("match the image", "it was made without memory")),
+        }
+    }
+}
+
 /// What an image was made from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -27,6 +83,8 @@ pub(super) struct Meta {
     version: u32,
     pub(super) pinned: Pinned,
     pub(super) limits: Limits,
+    #[serde(default)]
+    memory: Memory,
 }
 
 /// The folder of an image.
@@ -47,48 +105,59 @@ impl Image {
         self.0.join("disk.img")
     }
 
-    fn meta(&self) -> PathBuf {
+    fn meta_path(&self) -> PathBuf {
         self.0.join("meta.json")
     }
 
     /// Writes the description.
-    pub(super) fn describe(&self, pinned: Pinned, limits: Limits) -> io::Result<()> {
-        let text = serde_json::to_vec(&Meta { version: VERSION, pinned, limits })?;
-        fs_err::write(self.meta(), text)
+    pub(super) fn describe(&self, pinned: Pinned, limits: Limits, memory: Memory) -> io::Result<()> {
+        let text = serde_json::to_vec(&Meta { version: VERSION, pinned, limits, memory })?;
+        fs_err::write(self.meta_path(), text)
     }
 
-    /// Reads the description and refuses an image that this sandbox can't be made from.
-    pub(super) fn check(&self, wanted: &Pinned, limits: Limits) -> Result<(), EngineError> {
+    /// Reads the description.
+    fn meta(&self) -> Result<Meta, EngineError> {
         let failed = |error| step("read the image", error);
         let mut text = Vec::new();
-        fs_err::File::open(self.meta())
+        fs_err::File::open(self.meta_path())
             .and_then(|file| file.take(MAX_META_LEN).read_to_end(&mut text))
             .map_err(|error| failed(error.into()))?;
-        let meta: Meta = serde_json::from_slice(&text)
-            .map_err(|error| failed(Box::<dyn std::error::Error + Send + Sync>::from(error)))?;
-        match mismatch(&meta, wanted, limits) {
-            None => Ok(()),
-            Some(what) => Err(step("match the image", format!("it was made with another {what}"))),
-        }
+        serde_json::from_slice(&text)
+            .map_err(|error| failed(Box::<dyn std::error::Error + Send + Sync>::from(error)))
     }
 }
 
-fn mismatch(meta: &Meta, wanted: &Pinned, limits: Limits) -> Option<&'static str> {
-    let Meta { version, pinned, limits: had } = meta;
-    if *version != VERSION {
+/// Why a sandbox can't be made from an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mismatch {
+    /// It is another one of these.
+    Other(&'static str),
+    /// It has no memory, which is wanted.
+    NoMemory,
+}
+
+/// Compares. What starts anew from the disk needs neither the agent nor the `runsc` of before.
+fn mismatch(meta: &Meta, wanted: &Pinned, limits: Limits, memory: Memory) -> Option<Mismatch> {
+    let Meta { version, pinned, limits: had, memory: has } = meta;
+    let other = if *version != VERSION {
         Some("format")
     } else if pinned.rootfs != wanted.rootfs {
         Some("root file system")
+    } else if *had != limits {
+        // The disk has one size, and the guest's kernel remembers how many cores and how much memory it has.
+        Some("set of limits")
+    } else if memory == Memory::Without {
+        None
+    } else if *has == Memory::Without {
+        return Some(Mismatch::NoMemory);
     } else if pinned.agent != wanted.agent {
         Some("agent")
     } else if pinned.runsc != wanted.runsc {
         Some("version of runsc")
-    } else if *had != limits {
-        // The disk has one size, and the guest's kernel remembers how many cores and how much memory it has.
-        Some("set of limits")
     } else {
         None
-    }
+    };
+    other.map(Mismatch::Other)
 }
 
 /// How the names of unfinished images begin; those of images never do.
@@ -131,12 +200,18 @@ impl Unfinished {
         let folder = tempfile::Builder::new().prefix(UNFINISHED).tempdir_in(images)?;
         let image = Image(folder.path().join("image"));
         fs_err::create_dir(&image.0)?;
-        fs_err::create_dir(image.checkpoint())?;
         Ok(Self { folder, image })
     }
 
     pub(super) const fn image(&self) -> &Image {
         &self.image
+    }
+
+    /// Makes the folder that `runsc` writes to.
+    pub(super) fn begin_checkpoint(&self) -> io::Result<PathBuf> {
+        let checkpoint = self.image.checkpoint();
+        fs_err::create_dir(&checkpoint)?;
+        Ok(checkpoint)
     }
 
     /// Gives it its name, which must be free. Who finds it by its name finds it whole, also after a loss of power.
@@ -178,20 +253,34 @@ mod tests {
     #[test]
     fn every_difference_is_named() {
         let other = Digest::from_bytes([2; 32]);
-        let meta = |pinned| Meta { version: VERSION, pinned, limits: Limits::default() };
+        let meta = |pinned, memory| Meta { version: VERSION, pinned, limits: Limits::default(), memory };
         let limits = Limits::default();
-        assert_eq!(mismatch(&meta(pinned()), &pinned(), limits), None);
+        use Memory::{With, Without};
+        let compared = |pinned, has, wanted| mismatch(&meta(pinned, has), &self::pinned(), limits, wanted);
+        assert_eq!(compared(pinned(), With, With), None);
+        assert_eq!(compared(pinned(), With, Without), None, "a restart needs its disk alone");
+        assert_eq!(compared(pinned(), Without, Without), None);
+        assert_eq!(compared(pinned(), Without, With), Some(Mismatch::NoMemory));
         let cases = [
-            (Pinned { rootfs: other, ..pinned() }, "root file system"),
-            (Pinned { agent: other, ..pinned() }, "agent"),
-            (Pinned { runsc: "2".into(), ..pinned() }, "version of runsc"),
+            (Pinned { rootfs: other, ..pinned() }, "root file system", true),
+            (Pinned { agent: other, ..pinned() }, "agent", false),
+            (Pinned { runsc: "2".into(), ..pinned() }, "version of runsc", false),
         ];
-        for (had, what) in cases {
-            assert_eq!(mismatch(&meta(had), &pinned(), limits), Some(what));
+        for (had, what, also_for_its_disk) in cases {
+            let expected = Some(Mismatch::Other(what));
+            assert_eq!(compared(had.clone(), With, With), expected);
+            assert_eq!(compared(had, Without, Without), expected.filter(|_| also_for_its_disk));
         }
         let text = r#"{"cpus":1,"memory_mib":512,"disk_mib":1024,"processes":100}"#;
         let smaller = serde_json::from_str(text).unwrap();
-        assert_eq!(mismatch(&meta(pinned()), &pinned(), smaller), Some("set of limits"));
+        for memory in [With, Without] {
+            let expected = Some(Mismatch::Other("set of limits"));
+            assert_eq!(mismatch(&meta(pinned(), memory), &pinned(), smaller, memory), expected);
+        }
+        // As those were written that knew of no other.
+        let mut text = serde_json::to_value(meta(pinned(), With)).unwrap();
+        text.as_object_mut().unwrap().remove("memory");
+        assert_eq!(serde_json::from_value::<Meta>(text).unwrap().memory, With);
     }
 
     #[test]
@@ -202,10 +291,10 @@ mod tests {
         let target = dir.path().join("a");
         for expected in [true, false] {
             let unfinished = Unfinished::begin(dir.path()).unwrap();
-            unfinished.image().describe(pinned(), Limits::default()).unwrap();
+            unfinished.image().describe(pinned(), Limits::default(), Memory::With).unwrap();
             assert_eq!(unfinished.finish(&target).is_ok(), expected);
         }
-        Image::at(target).check(&pinned(), Limits::default()).unwrap();
+        Source::Image(Image::at(target)).check(&pinned(), Limits::default()).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
         remove(dir.path(), &dir.path().join("a")).unwrap();
         remove(dir.path(), &dir.path().join("a")).unwrap();

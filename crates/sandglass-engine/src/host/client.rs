@@ -137,7 +137,9 @@ impl Host {
     async fn ask(&self, verb: Verb) -> Result<Answered, HostError> {
         // Neither is ever closed.
         let _image = match &verb {
-            Verb::Checkpoint { .. } | Verb::Restore { .. } => self.0.images.acquire().await.ok(),
+            Verb::Checkpoint { .. } | Verb::Restore { .. } | Verb::KeepDisk { .. } | Verb::Boot { .. } => {
+                self.0.images.acquire().await.ok()
+            }
             _ => None,
         };
         let _place = match &verb {
@@ -227,6 +229,22 @@ impl Host {
     /// As all verbs: [`HostError`].
     pub async fn restore(&self, spec: SandboxSpec, image: &SandboxId) -> Result<(), HostError> {
         self.do_it(Verb::Restore { spec, image: image.clone() }).await
+    }
+
+    /// Writes the disk of a paused sandbox to an image.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn keep_disk(&self, id: &SandboxId, image: &SandboxId) -> Result<(), HostError> {
+        self.do_it(Verb::KeepDisk { id: id.clone(), image: image.clone() }).await
+    }
+
+    /// Makes the computer with the disk of an image, without running anything in it.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn boot(&self, spec: SandboxSpec, image: &SandboxId) -> Result<(), HostError> {
+        self.do_it(Verb::Boot { spec, image: image.clone() }).await
     }
 
     /// All images.

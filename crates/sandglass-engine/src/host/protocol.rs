@@ -46,6 +46,20 @@ pub enum Verb {
         /// The image to bring back.
         image: SandboxId,
     },
+    /// [`crate::Engine::keep_disk`].
+    KeepDisk {
+        /// The paused sandbox.
+        id: SandboxId,
+        /// Names the image.
+        image: SandboxId,
+    },
+    /// [`crate::Engine::boot`].
+    Boot {
+        /// The new sandbox.
+        spec: SandboxSpec,
+        /// The image whose disk it gets.
+        image: SandboxId,
+    },
     /// [`crate::Engine::images`].
     Images,
     /// [`crate::Engine::remove_image`].
@@ -95,6 +109,8 @@ impl Verb {
             Self::Resume(_) => "resume",
             Self::Checkpoint { .. } => "checkpoint",
             Self::Restore { .. } => "restore",
+            Self::KeepDisk { .. } => "keep_disk",
+            Self::Boot { .. } => "boot",
             Self::Images => "images",
             Self::RemoveImage(_) => "remove_image",
             Self::SetDeadline { .. } => "set_deadline",

@@ -110,6 +110,8 @@ fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
         Verb::Resume(id) => engine.resume(&id).map(done),
         Verb::Checkpoint { id, image } => engine.checkpoint(&id, &image).map(done),
         Verb::Restore { spec, image } => engine.restore(&spec, &image).map(done),
+        Verb::KeepDisk { id, image } => engine.keep_disk(&id, &image).map(done),
+        Verb::Boot { spec, image } => engine.boot(&spec, &image).map(done),
         Verb::Images => engine.images().map(|all| (Answer::Images(all), Vec::new())),
         Verb::RemoveImage(image) => engine.remove_image(&image).map(done),
         Verb::SetDeadline { id, deadline } => engine.set_deadline(&id, deadline).map(done),

@@ -86,6 +86,14 @@ impl Engine for Liar {
         self.inner.restore(spec, image)
     }
 
+    fn keep_disk(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
+        self.inner.keep_disk(id, image)
+    }
+
+    fn boot(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
+        self.inner.boot(spec, image)
+    }
+
     fn images(&self) -> Result<Vec<SandboxId>, EngineError> {
         self.inner.images()
     }

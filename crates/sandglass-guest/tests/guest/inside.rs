@@ -146,10 +146,12 @@ async fn freezing_keeps_connections_and_loopback_ports_are_reached() {
     let api = bridge.api;
     let running = tokio::spawn(async move { run(api, "sleep 0.5; echo thawed").await });
     run(api, "true").await;
-    server.session.hold().await.unwrap();
-    assert_eq!(server.ask(&ToAgent::Freeze).await, FromAgent::Frozen);
-    assert_eq!(server.ask(&ToAgent::Thaw).await, FromAgent::Thawed);
-    server.session.release();
+    for freeze in [ToAgent::Freeze, ToAgent::FreezeDisk] {
+        server.session.hold().await.unwrap();
+        assert_eq!(server.ask(&freeze).await, FromAgent::Frozen);
+        assert_eq!(server.ask(&ToAgent::Thaw).await, FromAgent::Thawed);
+        server.session.release();
+    }
     assert_eq!(running.await.unwrap().stdout, "thawed\n");
 
     // The agent's own port is one of the guest's; programs inside use it.

@@ -110,7 +110,14 @@ pub async fn a_paused_sandbox_runs_again_where_there_is_room(store: Arc<dyn Stor
     let node = NodeId::random();
     let new = || NewSandbox { node, ..bounded(team, sandboxes(1)) };
     let first = insert(&*store, &new()).await;
-    let resume = |quota, capacity| Resume { at: at(9), end_at: at(90), max_end_at: at(80), quota, capacity };
+    let resume = |quota, capacity| Resume {
+        at: at(9),
+        end_at: at(90),
+        max_end_at: at(80),
+        quota,
+        capacity,
+        detail: "why".into(),
+    };
     let again = async |quota, capacity| store.resume(&first, &resume(quota, capacity)).await.unwrap();
     run(&*store, &first).await;
     assert_eq!(again(sandboxes(1), sandboxes(1)).await, Resumed::NotPaused);

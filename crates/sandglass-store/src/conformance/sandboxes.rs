@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sandglass_egress::policy::{Policy, RequestHost};
 use sandglass_types::limits::Unchecked;
-use sandglass_types::{EndReason, Generation, Limits, NodeId, SandboxId, SandboxState as S, TeamId};
+use sandglass_types::{
+    EndReason, Generation, Lifetime, Limits, NodeId, OnTimeout, PauseMode, SandboxId, SandboxState as S,
+    TeamId,
+};
 use tokio::task::JoinSet;
 
 use super::{at, digest, end, insert, run, sandbox_of, step, team};
@@ -49,6 +53,10 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         env: BTreeMap::from([("PATH".into(), odd.clone())]),
         allow_internet_access: Some(false),
         policy: policy("example.com"),
+        lifetime: Lifetime {
+            timeout: Duration::from_millis(60_001),
+            on_timeout: OnTimeout::Pause { auto_resume: true },
+        },
         ..sandbox_of(team(&*store).await, 5)
     };
     let id = insert(&*store, &new).await;
@@ -67,6 +75,8 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         policy: policy("example.com"),
         traffic_token: Some("traffic".into()),
         request_host: Some(mask),
+        lifetime: new.lifetime,
+        pause_mode: PauseMode::Full,
         state: S::Creating,
         generation: Generation::FIRST,
         created_at: at(5),

@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
+use std::time::Duration;
 
 use sandglass_egress::policy::{Policy, RequestHost};
 use sandglass_types::budget::Amount;
 use sandglass_types::limits::Unchecked;
-use sandglass_types::{EndReason, Generation, Limits, SandboxState, Timestamp};
+use sandglass_types::{
+    EndReason, Generation, Lifetime, Limits, OnTimeout, PauseMode, SandboxState, Timestamp,
+};
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
@@ -17,7 +20,7 @@ use crate::{ApiKey, AuditEntry, Event, Identity, SandboxRow, StoreError, Team};
 macro_rules! sandbox_columns {
     () => {
         "id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, access_token, metadata, env, \
-         allow_internet_access, policy, traffic_token, request_host, state, generation, created_at, end_at, max_end_at, ended_at, end_reason"
+         allow_internet_access, policy, traffic_token, request_host, timeout, on_timeout, pause_mode, state, generation, created_at, end_at, max_end_at, ended_at, end_reason"
     };
 }
 pub(super) use sandbox_columns;
@@ -73,6 +76,47 @@ pub(super) const fn reason_text(reason: EndReason) -> &'static str {
         EndReason::Crashed => "crashed",
         EndReason::Lost => "lost",
     }
+}
+
+/// How it is written what happens when the time is up.
+pub(super) const fn on_timeout_text(on_timeout: OnTimeout) -> &'static str {
+    match on_timeout {
+        OnTimeout::Kill => "kill",
+        OnTimeout::Pause { auto_resume: false } => "pause",
+        OnTimeout::Pause { auto_resume: true } => "pause_auto_resume",
+        OnTimeout::PauseFilesystem => "pause_filesystem",
+    }
+}
+
+fn parse_on_timeout(what: &'static str, text: &str) -> Result<OnTimeout, StoreError> {
+    Ok(match text {
+        "kill" => OnTimeout::Kill,
+        "pause" => OnTimeout::Pause { auto_resume: false },
+        "pause_auto_resume" => OnTimeout::Pause { auto_resume: true },
+        "pause_filesystem" => OnTimeout::PauseFilesystem,
+        _ => return Err(corrupt(what, format_args!("action at its timeout {text:?}"))),
+    })
+}
+
+/// How it is written what a pause keeps.
+pub(super) const fn pause_mode_text(mode: PauseMode) -> &'static str {
+    match mode {
+        PauseMode::Full => "full",
+        PauseMode::Filesystem => "filesystem",
+    }
+}
+
+fn parse_pause_mode(what: &'static str, text: &str) -> Result<PauseMode, StoreError> {
+    Ok(match text {
+        "full" => PauseMode::Full,
+        "filesystem" => PauseMode::Filesystem,
+        _ => return Err(corrupt(what, format_args!("pause mode {text:?}"))),
+    })
+}
+
+/// How a span of time is written: in milliseconds.
+pub(super) fn span(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn parse_reason(what: &'static str, text: &str) -> Result<EndReason, StoreError> {
@@ -143,6 +187,11 @@ impl Columns<'_> {
     fn maybe_time(&self, name: &'static str) -> Result<Option<Timestamp>, StoreError> {
         let value: Option<i64> = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
         Ok(value.map(Timestamp::from_millis))
+    }
+
+    fn span(&self, name: &'static str) -> Result<Duration, StoreError> {
+        let value: i64 = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
+        u64::try_from(value).map(Duration::from_millis).map_err(|error| corrupt(self.what, error))
     }
 
     fn state(&self) -> Result<SandboxState, StoreError> {
@@ -259,6 +308,11 @@ pub(super) fn sandbox(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
             .maybe_text("request_host")?
             .map(|text| RequestHost::try_from(text.to_owned()).map_err(|error| corrupt("sandbox", error)))
             .transpose()?,
+        lifetime: Lifetime {
+            timeout: columns.span("timeout")?,
+            on_timeout: parse_on_timeout("sandbox", columns.text("on_timeout")?)?,
+        },
+        pause_mode: parse_pause_mode("sandbox", columns.text("pause_mode")?)?,
         state: columns.state()?,
         generation: Generation(columns.number("generation")?),
         created_at: columns.time("created_at")?,
@@ -288,6 +342,15 @@ mod tests {
             assert_eq!(serde_json::to_value(reason).unwrap(), reason_text(reason));
             assert_eq!(parse_reason("test", reason_text(reason)).unwrap(), reason);
         }
+        for auto_resume in [false, true] {
+            let pause = OnTimeout::Pause { auto_resume };
+            assert_eq!(parse_on_timeout("test", on_timeout_text(pause)).unwrap(), pause);
+        }
+        for mode in [PauseMode::Full, PauseMode::Filesystem] {
+            assert_eq!(serde_json::to_value(mode).unwrap(), pause_mode_text(mode));
+            assert_eq!(parse_pause_mode("test", pause_mode_text(mode)).unwrap(), mode);
+        }
+        assert!(parse_on_timeout("test", "Kill").is_err() && parse_pause_mode("test", "").is_err());
         assert!(parse_state("test", "Running").is_err());
         assert!(parse_reason("test", "").is_err());
     }

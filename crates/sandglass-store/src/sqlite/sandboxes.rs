@@ -5,7 +5,9 @@ use sandglass_types::budget::{Amount, Excess, admit};
 use sandglass_types::{Digest, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
 use sqlx::{Row as _, SqliteConnection};
 
-use super::rows::{self, map_text, policy_text, reason_text, sandbox_columns, state_text};
+use super::rows::{
+    self, map_text, on_timeout_text, pause_mode_text, policy_text, reason_text, sandbox_columns, state_text,
+};
 use super::{SqliteStore, database, exists_or_database, teams};
 use crate::{
     Created, Event, IdempotencyKey, MAX_DETAIL, NewSandbox, Resume, Resumed, SandboxRow, StoreError,
@@ -91,6 +93,7 @@ impl SqliteStore {
             "UPDATE sandboxes SET \
                  state = ?1, \
                  end_reason = coalesce(?2, end_reason), \
+                 pause_mode = coalesce(?6, pause_mode), \
                  started_at = CASE WHEN ?1 = 'running' THEN coalesce(started_at, ?3) ELSE started_at END, \
                  ended_at = CASE WHEN ?1 = 'ended' THEN ?3 ELSE ended_at END, \
                  events = events + 1 \
@@ -101,6 +104,7 @@ impl SqliteStore {
         .bind(change.at.as_millis())
         .bind(id.as_str())
         .bind(state_text(change.from))
+        .bind(change.pause_mode.map(pause_mode_text))
         .fetch_optional(&mut *transaction)
         .await
         .map_err(database)?;
@@ -152,7 +156,7 @@ impl SqliteStore {
             at: resume.at,
             state: SandboxState::Resuming,
             end_reason: None,
-            detail: "wanted again".into(),
+            detail: resume.detail.clone(),
         };
         insert_event(&mut change, id, &event).await?;
         let Some(row) = row_of(&mut change, id).await? else { return Ok(Resumed::NotPaused) };
@@ -170,7 +174,7 @@ impl SqliteStore {
         let end: Option<i64> = sqlx::query_scalar(
             "UPDATE sandboxes SET end_at = CASE \
                  WHEN ?2 AND min(?1, max_end_at) <= end_at THEN end_at ELSE min(?1, max_end_at) END \
-             WHERE id = ?3 AND state = 'running' AND end_at > ?4 RETURNING end_at",
+             WHERE id = ?3 AND state = 'running' AND (end_at > ?4 OR on_timeout <> 'kill') RETURNING end_at",
         )
         .bind(end_at.as_millis())
         .bind(only_later)
@@ -330,9 +334,9 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
     sqlx::query(
         "INSERT INTO sandboxes (id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, \
              access_token, metadata, env, allow_internet_access, policy, traffic_token, request_host, state, \
-             generation, created_at, end_at, max_end_at, events) \
+             generation, created_at, end_at, max_end_at, events, timeout, on_timeout) \
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, 'creating', 1, ?17, ?18, \
-             ?19, 1)",
+             ?19, 1, ?20, ?21)",
     )
     .bind(new.id.as_str())
     .bind(new.node.to_string())
@@ -353,6 +357,8 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
     .bind(new.created_at.as_millis())
     .bind(new.end_at.min(new.max_end_at).as_millis())
     .bind(new.max_end_at.as_millis())
+    .bind(rows::span(new.lifetime.timeout))
+    .bind(on_timeout_text(new.lifetime.on_timeout))
     .execute(connection)
     .await
     .map_err(|error| exists_or_database(error, "sandbox", new.id.as_str()))?;

@@ -68,3 +68,41 @@ pub(super) fn an_image_that_does_not_fit_is_refused_and_leaves_nothing(fixture: 
     assert!(matches!(absent, Err(EngineError::NotFound(_))), "{absent:?}");
     fixture.assert_nothing_left();
 }
+
+pub(super) fn it_starts_anew_from_its_disk(fixture: &mut Fixture<'_>) {
+    let (parent, full) = image(fixture);
+    let engine = fixture.engine();
+    let disk = SandboxId::random();
+    engine.keep_disk(&parent.id, &disk).unwrap();
+    assert_eq!(fixture.presence(&parent.id), Some(Presence::Paused));
+    let again = engine.keep_disk(&parent.id, &disk);
+    assert!(matches!(again, Err(EngineError::Exists(_))), "{again:?}");
+    // It runs on as if nothing had been.
+    engine.resume(&parent.id).unwrap();
+    let refused = engine.keep_disk(&parent.id, &SandboxId::random());
+    assert!(matches!(refused, Err(EngineError::WrongState { .. })), "{refused:?}");
+    assert_eq!(fixture.attach(&parent.id).sh("echo $x; echo parent >> kept"), "memory\n<0>");
+    fixture.destroy(&parent.id);
+    fixture.assert_nothing_left();
+    fixture.reopen();
+    let engine = fixture.engine();
+    // Whether there is memory in the image or not: it is left out.
+    for image in [&disk, &full] {
+        let child = fixture.spec();
+        engine.boot(&child, image).unwrap();
+        assert_eq!(fixture.presence(&child.id), Some(Presence::Created));
+        assert!(matches!(engine.boot(&child, image), Err(EngineError::Exists(_))));
+        engine.start(&child.id).unwrap();
+        assert_eq!(fixture.attach(&child.id).sh("echo $x; busybox cat kept"), "\ndisk\n<0>");
+    }
+    let refused = engine.restore(&fixture.spec(), &disk);
+    let Err(EngineError::Step { source, .. }) = refused else { panic!("{refused:?}") };
+    assert_eq!(source.to_string(), "it was made without memory");
+    let mut other = fixture.spec();
+    other.limits = limits(1, 512, 64, 100);
+    let refused = engine.boot(&other, &disk);
+    let Err(EngineError::Step { source, .. }) = refused else { panic!("{refused:?}") };
+    assert_eq!(source.to_string(), "it was made with another set of limits");
+    let absent = engine.boot(&fixture.spec(), &SandboxId::random());
+    assert!(matches!(absent, Err(EngineError::NotFound(_))), "{absent:?}");
+}

@@ -14,7 +14,12 @@ pub(super) fn check(fixture: &mut Fixture<'_>, feature: Feature) {
         Feature::Checkpoint => {
             engine.pause(&spec.id).unwrap();
             let image = SandboxId::random();
-            for result in [engine.checkpoint(&spec.id, &image), engine.restore(&fixture.spec(), &image)] {
+            for result in [
+                engine.checkpoint(&spec.id, &image),
+                engine.restore(&fixture.spec(), &image),
+                engine.keep_disk(&spec.id, &image),
+                engine.boot(&fixture.spec(), &image),
+            ] {
                 assert!(matches!(result, Err(EngineError::Unsupported { .. })), "{result:?}");
             }
         }

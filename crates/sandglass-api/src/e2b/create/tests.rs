@@ -18,6 +18,7 @@ fn what_the_sdks_send_is_accepted() {
         python.accept(Face::V2).unwrap(),
         Accepted {
             template: "base".into(),
+            on_timeout: OnTimeout::Kill,
             timeout: Duration::from_secs(60),
             secured: true,
             metadata: BTreeMap::from([("a".into(), "b c".into())]),
@@ -63,8 +64,6 @@ fn null_false_and_empty_ask_for_nothing() {
 #[tokio::test]
 async fn what_is_not_built_is_refused_by_name() {
     for (field, value) in [
-        ("autoPause", "true"),
-        ("autoResume", r#"{"enabled":true}"#),
         ("mcp", "{}"),
         ("iam", r#"{"tokens":{"t":{"audience":"a","tokenType":"x"}}}"#),
         ("volumeMounts", r#"[{"name":"v","path":"/v"}]"#),
@@ -92,6 +91,9 @@ async fn what_is_not_built_is_refused_by_name() {
         r#"{"templateID":"b","timeout":-5}"#,
         r#"{"templateID":"b","timeout":-9223372036854775808}"#,
         r#"{"templateID":"b","autoPauseMemory":false}"#,
+        r#"{"templateID":"b","autoPauseMemory":false,"autoResume":{"enabled":true}}"#,
+        r#"{"templateID":"b","autoResume":{"enabled":true}}"#,
+        r#"{"templateID":"b","autoPause":true,"autoPauseMemory":false,"autoResume":{"enabled":true}}"#,
     ] {
         refusal(body).await;
     }
@@ -130,5 +132,19 @@ fn the_digest_follows_meaning_not_spelling() {
         r#"{"templateID":"b","metadata":{"a":"1","b":"2"},"network":{"denyOut":["1.2.3.4"]}}"#,
     ] {
         assert_ne!(one, digest(other), "{other}");
+    }
+}
+
+#[test]
+fn what_shall_happen_at_the_timeout() {
+    for (asked, expected) in [
+        ("", OnTimeout::Kill),
+        (r#","autoPause":true"#, OnTimeout::Pause { auto_resume: false }),
+        (r#","autoPause":true,"autoPauseMemory":true"#, OnTimeout::Pause { auto_resume: false }),
+        (r#","autoPause":true,"autoResume":{"enabled":true}"#, OnTimeout::Pause { auto_resume: true }),
+        (r#","autoPause":true,"autoPauseMemory":false"#, OnTimeout::PauseFilesystem),
+    ] {
+        let accepted = parse(&format!(r#"{{"templateID":"b"{asked}}}"#)).accept(Face::V2).unwrap();
+        assert_eq!(accepted.on_timeout, expected, "{asked}");
     }
 }

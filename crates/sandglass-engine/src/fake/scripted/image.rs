@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 use super::Inside;
 use crate::engine::{EngineError, SandboxSpec, step};
 
-/// What an image was made from, and what its script knew.
+/// What an image was made from, and what its script knew, if that was kept.
 #[derive(Debug, Serialize, Deserialize)]
 struct Content {
     rootfs: Digest,
     limits: Limits,
-    inside: Inside,
+    inside: Option<Inside>,
 }
 
 /// Writes an image, whole or not at all.
 pub(super) fn write(
     target: &Path,
     spec: &SandboxSpec,
-    inside: &Inside,
+    inside: Option<&Inside>,
     home: &Path,
 ) -> Result<(), EngineError> {
     let write = || -> io::Result<()> {
@@ -29,7 +29,7 @@ pub(super) fn write(
         let aside = tempfile::Builder::new().prefix(".making-").tempdir_in(images)?;
         let image = aside.path().join("image");
         copy_folder(home, &image.join("home"))?;
-        let content = Content { rootfs: spec.rootfs, limits: spec.limits, inside: inside.clone() };
+        let content = Content { rootfs: spec.rootfs, limits: spec.limits, inside: inside.cloned() };
         fs_err::write(image.join("content.json"), serde_json::to_vec(&content)?)?;
         fs_err::rename(image, target)?;
         aside.close()
@@ -38,7 +38,7 @@ pub(super) fn write(
 }
 
 /// Reads an image that a sandbox can be made from, and copies its files into `home`.
-pub(super) fn read(source: &Path, spec: &SandboxSpec, home: &Path) -> Result<Inside, EngineError> {
+pub(super) fn read(source: &Path, spec: &SandboxSpec, home: &Path) -> Result<Option<Inside>, EngineError> {
     let failed = |error: io::Error| step("read the image", error);
     let text = fs_err::read(source.join("content.json")).map_err(failed)?;
     let content: Content = serde_json::from_slice(&text).map_err(|error| failed(error.into()))?;

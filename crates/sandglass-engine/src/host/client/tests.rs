@@ -58,6 +58,14 @@ impl Engine for ListEngine {
         self.create(spec)
     }
 
+    fn keep_disk(&self, id: &SandboxId, _: &SandboxId) -> Result<(), EngineError> {
+        self.require(id)
+    }
+
+    fn boot(&self, spec: &SandboxSpec, _: &SandboxId) -> Result<(), EngineError> {
+        self.create(spec)
+    }
+
     fn images(&self) -> Result<Vec<SandboxId>, EngineError> {
         Ok(Vec::new())
     }
