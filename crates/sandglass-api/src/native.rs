@@ -112,6 +112,8 @@ struct SandboxView {
     timeout: u64,
     /// What happens when its time is up: `kill`, `pause`, or `pause_filesystem`, which keeps its files alone.
     on_timeout: &'static str,
+    /// The same happens when nobody has used it for so long, in seconds; `null` is never.
+    idle_timeout: Option<u64>,
     /// Whether a request to one of its ports makes it run again when it is paused.
     auto_resume: bool,
     /// `full` if a paused sandbox has its memory, `filesystem` if it has its files alone; `null` if it is not paused.
@@ -137,6 +139,7 @@ impl SandboxView {
                 OnTimeout::Pause { .. } => "pause",
                 OnTimeout::PauseFilesystem => "pause_filesystem",
             },
+            idle_timeout: row.lifetime.idle.map(|idle| idle.as_secs()),
             auto_resume: row.lifetime.on_timeout.auto_resumes(),
             pause_mode: pause_mode(&row),
             id: row.id,

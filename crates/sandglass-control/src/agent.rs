@@ -35,6 +35,12 @@ const FREEZE_PATIENCE: Duration = Duration::from_secs(10);
 /// The first revision of agents that know [`ToAgent::FreezeDisk`].
 pub(crate) const FREEZE_DISK_SINCE: u32 = 3;
 
+/// The first revision of agents that know [`ToAgent::Idle`].
+pub(crate) const IDLE_SINCE: u32 = 4;
+
+/// How long it may take to say how long no command has run.
+const IDLE_PATIENCE: Duration = Duration::from_secs(5);
+
 /// How long it may take to write what programs wrote to the disk, and then to fall silent.
 const SYNC_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -182,7 +188,12 @@ pub(crate) async fn freeze(session: &Session, mode: PauseMode) -> Result<(), Err
     };
     let frozen = async {
         session.hold().await.map_err(|closed| Error::internal(UNHEARD, closed))?;
-        match ask(session, &message).await? {
+        let mut answer = ask(session, &message).await?;
+        // To a question that nobody waits for any more.
+        while matches!(answer, FromAgent::Idle { .. }) {
+            answer = hear(session).await?;
+        }
+        match answer {
             FromAgent::Frozen => Ok(()),
             FromAgent::Unsavable { holders } => Err(unsavable(&holders)),
             other => Err(Error::internal(UNHEARD, format!("it answered {:?}", shown(&format!("{other:?}"))))),
@@ -209,6 +220,20 @@ pub(crate) async fn thaw(session: &Session) -> Result<(), Error> {
         Err(Error::internal(UNHEARD, "it said too much else"))
     };
     timeout(FREEZE_PATIENCE, thawed).await.map_err(|elapsed| Error::internal(UNHEARD, elapsed))?
+}
+
+/// How long no command has run; zero while one does.
+///
+/// # Errors
+/// It took too long, or the session ended.
+pub(crate) async fn idle(session: &Session) -> Result<Duration, Error> {
+    let asked = async {
+        match ask(session, &ToAgent::Idle).await? {
+            FromAgent::Idle { millis } => Ok(Duration::from_millis(millis)),
+            other => Err(Error::internal(UNHEARD, format!("it answered {:?}", shown(&format!("{other:?}"))))),
+        }
+    };
+    timeout(IDLE_PATIENCE, asked).await.map_err(|elapsed| Error::internal(UNHEARD, elapsed))?
 }
 
 /// Sends a message, and waits for the answer.

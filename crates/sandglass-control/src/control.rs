@@ -16,7 +16,8 @@ use sandglass_store::{
 };
 use sandglass_types::error::Chain;
 use sandglass_types::{
-    Clock, Error, ErrorKind, Limits, PauseMode, ResumeMode, SandboxId, SandboxState, TeamId, Timestamp,
+    Clock, Error, ErrorKind, Lifetime, Limits, PauseMode, ResumeMode, SandboxId, SandboxState, TeamId,
+    Timestamp,
 };
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
@@ -27,7 +28,7 @@ use crate::live::Live;
 use crate::metrics::{Now, Probes, STORE_FAILURES};
 use crate::owner::{ASKED, Begin, Handle};
 use crate::reconcile::{self, Repair};
-use crate::request::{CreateSandbox, check_timeout};
+use crate::request::{CreateSandbox, check_timeout, idle_window};
 use crate::shared::Shared;
 use crate::template::Template;
 
@@ -59,6 +60,8 @@ pub struct Config {
     pub templates: HashMap<String, Template>,
     /// The longest that a sandbox may live, from its creation or from when it was last resumed.
     pub max_lifetime: Duration,
+    /// How long nobody may use a sandbox whose client did not say, if that is bounded.
+    pub idle_timeout: Option<Duration>,
     /// The domain under which clients reach sandboxes, if there is one.
     pub domain: Option<String>,
     /// How long to wait before something is done.
@@ -250,7 +253,10 @@ impl Control {
             policy: request.policy,
             traffic_token: (!request.ingress.public).then(random_token),
             request_host: request.ingress.request_host,
-            lifetime: request.lifetime,
+            lifetime: Lifetime {
+                idle: idle_window(request.lifetime.idle, shared.config.idle_timeout),
+                ..request.lifetime
+            },
             created_at: now,
             end_at: now.plus(request.lifetime.timeout),
             max_end_at: now.plus(shared.config.max_lifetime),

@@ -164,6 +164,14 @@ impl Live {
         agent::freeze(&self.session, mode).await
     }
 
+    /// How long no command has run in it; zero while one does, and where its agent can't say.
+    pub(crate) async fn idle(&self) -> Result<Duration, Error> {
+        if self.revision < agent::IDLE_SINCE {
+            return Ok(Duration::ZERO);
+        }
+        agent::idle(&self.session).await
+    }
+
     /// Ends a [`Self::freeze`].
     pub(crate) async fn thaw(&self) -> Result<(), Error> {
         agent::thaw(&self.session).await

@@ -15,7 +15,7 @@ use sandglass_engine::host::HostError;
 use sandglass_store::{SandboxRow, Transition};
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, PauseMode, SandboxId, SandboxState, Timestamp};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -23,6 +23,7 @@ use tracing::{Instrument as _, Span};
 
 use self::auto_pause::Tries;
 use self::bring_up::{Origin, bring_up, deadline, exit_of, keep_deadline};
+use self::idle::Idle;
 use self::pause::Pausing;
 use self::request::Reply;
 pub(crate) use self::request::{Asked, Handle, Request};
@@ -34,6 +35,7 @@ use crate::shared::Shared;
 
 mod auto_pause;
 mod bring_up;
+mod idle;
 mod pause;
 mod request;
 
@@ -213,18 +215,33 @@ impl<'a> Owner<'a> {
         let (on_timeout, mut tries) = (self.row.lifetime.on_timeout.pause(), Tries::default());
         // Once it can be reached.
         let mut live: Option<Arc<Live>> = None;
+        let mut window: Option<Window> = None;
         let (event, why) = loop {
             // The time of one that is resumed begins when it runs. One that is to be paused must run first.
             let resuming = origin.is_resumed() && coming_up.is_some();
             let must_come_up = resuming || (on_timeout.is_some() && coming_up.is_some());
             let mut left = if must_come_up { Duration::MAX } else { self.left() };
+            let mut cause = "its time is up".to_owned();
+            if let (Some(window), Some(live)) = (&mut window, &live)
+                && !left.is_zero()
+                && self.row.state == SandboxState::Running
+            {
+                if window.is_over(live).await {
+                    (left, cause) = (Duration::ZERO, window.idle.why());
+                } else {
+                    left = left.min(window.idle.wait(Instant::now()));
+                }
+            }
             // However many ask for something that takes its time, its own time is up when it is.
             match (on_timeout, &live) {
                 _ if !left.is_zero() => tries = Tries::default(),
                 (Some(wanted), Some(live)) => {
                     left = tries.wait(Instant::now());
-                    if left.is_zero() && self.row.state == SandboxState::Running {
-                        let (live, mode, why) = (Arc::clone(live), tries.mode(wanted), tries.why(wanted));
+                    if self.row.state != SandboxState::Running {
+                        left = clock_check;
+                    } else if left.is_zero() {
+                        let (live, mode) = (Arc::clone(live), tries.mode(wanted));
+                        let why = tries.why(&cause, wanted);
                         match self.pause(&live, mode, &why, Vec::new()).await {
                             Pausing::Imaged(pausers) => return Life::Rests(pausers),
                             Pausing::RunsOn(reason) => tries.failed(Instant::now(), wanted, &reason),
@@ -236,7 +253,7 @@ impl<'a> Owner<'a> {
                         continue;
                     }
                 }
-                _ => break (Event::TimeUp, "its time is up".into()),
+                _ => break (Event::TimeUp, cause),
             }
             break tokio::select! {
                 outcome = output_of(&mut coming_up) => {
@@ -244,6 +261,7 @@ impl<'a> Owner<'a> {
                     let (outcome, why) = match self.arrived(outcome, origin).instrument(span.clone()).await {
                         Ok(arrived) => {
                             live = Some(Arc::clone(&arrived));
+                            window = Window::of(&self.row, &arrived);
                             let (host, id) = (self.shared.host.clone(), self.row.id.clone());
                             let patience = self.shared.config.patience;
                             exited = Some(Box::pin(async move { exit_of(&host, &id).await }));
@@ -580,6 +598,37 @@ fn answer_at_end(id: &SandboxId, request: Request) {
 /// What is answered to who wants something of a sandbox that is on the way to a pause or back.
 fn in_between(row: &SandboxRow) -> Error {
     crate::in_between(row.state).unwrap_or_else(|| crate::not_found(&row.id))
+}
+
+/// The idle window of a sandbox that can be reached.
+struct Window {
+    idle: Idle,
+    streams: watch::Receiver<usize>,
+}
+
+impl Window {
+    /// That of a sandbox that has one.
+    fn of(row: &SandboxRow, live: &Live) -> Option<Self> {
+        let idle = Idle::new(row.lifetime.idle?, Instant::now());
+        Some(Self { idle, streams: live.streams() })
+    }
+
+    /// Whether nobody has used it for so long. Its agent is asked only where no stream says more.
+    async fn is_over(&mut self, live: &Live) -> bool {
+        let now = Instant::now();
+        // Also one that was there between two looks.
+        let changed = self.streams.has_changed().unwrap_or(false);
+        if *self.streams.borrow_and_update() > 0 || changed {
+            self.idle.used(now);
+        }
+        if !self.idle.wants_to_know(now) {
+            return false;
+        }
+        let said = live.idle().await.inspect_err(|error| {
+            tracing::debug!(sandbox = %live.id(), error = %Chain(error), "it can't be said whether it is idle");
+        });
+        self.idle.told(now, said.ok())
+    }
 }
 
 /// How the life of a sandbox on the machine is over.

@@ -18,7 +18,8 @@ const MAX_PAIR_BYTES: usize = 64 * 1024;
 pub struct CreateSandbox {
     /// The template's name.
     pub template: String,
-    /// How long it lives, from now, and what happens then.
+    /// How long it lives, from now, and what happens then. Without an idle window it has the operator's; one of no length is
+    /// none.
     pub lifetime: Lifetime,
     /// Whether the guest API wants a token.
     pub secured: bool,
@@ -34,6 +35,11 @@ pub struct CreateSandbox {
     pub ingress: Ingress,
     /// The client's key for this request, and a digest of the request.
     pub idempotency: Option<(IdempotencyKey, Digest)>,
+}
+
+/// The idle window of a sandbox, of what its client asks for and what is so by default.
+pub(crate) fn idle_window(asked: Option<Duration>, default: Option<Duration>) -> Option<Duration> {
+    asked.or(default).filter(|window| !window.is_zero())
 }
 
 /// Checks that a timeout is in range.
@@ -58,6 +64,9 @@ impl CreateSandbox {
             return Err(Error::new(ErrorKind::Invalid, "timeout must be greater than 0 seconds"));
         }
         check_timeout(self.lifetime.timeout, max_timeout)?;
+        if let Some(idle) = self.lifetime.idle {
+            check_timeout(idle, max_timeout)?;
+        }
         check_pairs("metadata", &self.metadata)?;
         check_pairs("envVars", &self.env)?;
         if !self.ingress.public && !self.secured {
@@ -105,6 +114,20 @@ mod tests {
             policy: Policy::default(),
             ingress: Ingress::default(),
             idempotency: None,
+        }
+    }
+
+    #[test]
+    fn a_client_has_the_last_word_on_its_idle_window() {
+        let [short, long] = [1, 2].map(Duration::from_secs);
+        for (asked, default, window) in [
+            (None, None, None),
+            (None, Some(long), Some(long)),
+            (Some(short), Some(long), Some(short)),
+            (Some(short), None, Some(short)),
+            (Some(Duration::ZERO), Some(long), None),
+        ] {
+            assert_eq!(idle_window(asked, default), window);
         }
     }
 

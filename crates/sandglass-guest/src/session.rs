@@ -69,6 +69,10 @@ async fn control(agent: &Arc<Agent>, session: &AgentSession) -> sandglass_proto:
                     FromAgent::Unsavable { holders }
                 }
             }
+            AgentEvent::Control(ToAgent::Idle) => {
+                let millis = agent.processes.idle().as_millis();
+                FromAgent::Idle { millis: u64::try_from(millis).unwrap_or(u64::MAX) }
+            }
             AgentEvent::Control(ToAgent::Thaw) => {
                 session.release();
                 agent.clock.go_on();

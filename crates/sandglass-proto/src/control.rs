@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// The newest protocol revision that this code speaks. An agent announces its own in [`FromAgent::Hello`].
 ///
-/// Revision 2 knows [`FromAgent::Unsavable`], and revision 3 [`ToAgent::FreezeDisk`].
-pub const REVISION: u32 = 3;
+/// Revision 2 knows [`FromAgent::Unsavable`], revision 3 [`ToAgent::FreezeDisk`], and revision 4 [`ToAgent::Idle`].
+pub const REVISION: u32 = 4;
 
 /// Upper bound for one encoded control message, in bytes. The largest is [`Configure`]: clients may set 64 KiB
 /// of environment.
@@ -28,6 +28,8 @@ pub enum ToAgent {
     /// Asks the agent to write all that programs wrote to the disk, and then the same. No image is made of their memory, so
     /// nothing that they have is in the way. Since revision 3.
     FreezeDisk,
+    /// Asks how long no command has run. Since revision 4.
+    Idle,
     /// Ends a freeze. After a restore a [`ToAgent::Configure`] with the next generation comes first.
     Thaw,
 }
@@ -105,6 +107,12 @@ pub enum FromAgent {
     Unsavable {
         /// Some of them; there is at least one.
         holders: Vec<Holder>,
+    },
+    /// Answers [`ToAgent::Idle`].
+    Idle {
+        /// How long no command of a client has run, in milliseconds; zero while one does. The time in which the sandbox was
+        /// away counts.
+        millis: u64,
     },
     /// The agent speaks again.
     Thawed,

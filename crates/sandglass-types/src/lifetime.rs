@@ -67,12 +67,14 @@ pub struct Lifetime {
     pub timeout: Duration,
     /// What happens then.
     pub on_timeout: OnTimeout,
+    /// The same happens when nobody has used it for so long, if this is set.
+    pub idle: Option<Duration>,
 }
 
 impl Lifetime {
     /// One that is over after so long, and the sandbox with it.
     #[must_use]
     pub const fn of(timeout: Duration) -> Self {
-        Self { timeout, on_timeout: OnTimeout::Kill }
+        Self { timeout, on_timeout: OnTimeout::Kill, idle: None }
     }
 }

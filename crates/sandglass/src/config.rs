@@ -177,6 +177,8 @@ pub(crate) struct Config {
     pub(crate) quota: Quota,
     /// What each sandbox may use.
     pub(crate) limits: Limits,
+    /// How long nobody may use one whose client did not say.
+    pub(crate) idle_timeout: Option<Duration>,
     /// What this machine gives.
     pub(crate) host: budgets::Host,
     /// How the log is written.
@@ -260,6 +262,7 @@ impl Config {
             egress: Egress::resolve(file.egress)?,
             quota: file.quota,
             limits: file.sandbox.limits()?,
+            idle_timeout: file.sandbox.idle_timeout(),
             host: file.host,
             log_format: args.log_format.or(file.log_format).unwrap_or_default(),
             keep_audit: Duration::from_secs(keep_audit * 24 * 3600),

@@ -125,6 +125,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
         let control = sandglass_control::Config {
             templates,
             max_lifetime: config.max_lifetime,
+            idle_timeout: config.idle_timeout,
             domain: config.domain.clone(),
             patience: Patience {
                 heartbeat: config.agent_silence / 3,

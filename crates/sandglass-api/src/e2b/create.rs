@@ -50,6 +50,10 @@ pub(crate) struct NewSandbox {
     auto_pause: Option<bool>,
     /// Whether its memory is kept then, which is so if absent. Only with `autoPause`.
     auto_pause_memory: Option<bool>,
+    /// The same as at its timeout happens when nobody has used it for so long, in seconds: no connection was open, and no
+    /// command ran. The operator's default if absent; 0 is never. E2B has no such field.
+    #[schema(value_type = Option<i64>)]
+    idle_timeout: Option<Seconds>,
     /// Whether a request to one of its ports makes it run again. Only with `autoPause` and its memory.
     #[schema(value_type = Option<AutoResume>)]
     auto_resume: Option<Object<AutoResume>>,
@@ -87,6 +91,8 @@ pub(crate) struct Accepted {
     /// Not in the digest of a request that asks for what was always so.
     #[serde(skip_serializing_if = "ends")]
     pub(crate) on_timeout: OnTimeout,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) idle_timeout: Option<Duration>,
     pub(crate) secured: bool,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) env: BTreeMap<String, String>,
@@ -166,6 +172,7 @@ impl NewSandbox {
             template: self.template_id,
             timeout: positive_seconds(self.timeout.unwrap_or(default_timeout))?,
             on_timeout,
+            idle_timeout: self.idle_timeout.map(idle_seconds).transpose()?,
             secured: face == Face::V2 || self.secure == Some(true),
             metadata: self.metadata.unwrap_or_default(),
             env: self.env_vars.unwrap_or_default(),
@@ -174,6 +181,16 @@ impl NewSandbox {
             ingress,
         })
     }
+}
+
+/// An idle window, or none if it has no length.
+///
+/// # Errors
+/// 400 for less than zero.
+fn idle_seconds(Seconds(seconds): Seconds) -> Result<Duration, ApiError> {
+    let seconds =
+        u64::try_from(seconds).map_err(|_| ApiError::invalid("idleTimeout must not be negative"))?;
+    Ok(Duration::from_secs(seconds))
 }
 
 /// A lifetime that is not over before it begins.

@@ -134,6 +134,7 @@ async fn create(
         template,
         timeout,
         on_timeout,
+        idle_timeout,
         secured,
         metadata,
         env,
@@ -143,7 +144,7 @@ async fn create(
     } = request;
     let request = CreateSandbox {
         template,
-        lifetime: Lifetime { timeout, on_timeout },
+        lifetime: Lifetime { timeout, on_timeout, idle: idle_timeout },
         secured,
         metadata,
         env,

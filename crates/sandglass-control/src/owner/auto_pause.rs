@@ -37,13 +37,13 @@ impl Tries {
         if self.failed < FULL_TRIES { wanted } else { PauseMode::Filesystem }
     }
 
-    /// What the history says of the next one.
-    pub(super) fn why(&self, wanted: PauseMode) -> String {
+    /// What the history says of the next one, which comes because of `cause`.
+    pub(super) fn why(&self, cause: &str, wanted: PauseMode) -> String {
         match &self.reason {
             Some(reason) if self.mode(wanted) != wanted => {
-                format!("its time is up; only its files are kept, for its memory could not be: {reason}")
+                format!("{cause}; only its files are kept, for its memory could not be: {reason}")
             }
-            _ => "its time is up".into(),
+            _ => cause.to_owned(),
         }
     }
 
@@ -71,10 +71,10 @@ mod tests {
             let mode = if full { PauseMode::Full } else { PauseMode::Filesystem };
             assert_eq!(tries.mode(PauseMode::Full), mode);
             assert_eq!(tries.mode(PauseMode::Filesystem), PauseMode::Filesystem);
-            let why = tries.why(PauseMode::Full);
+            let why = tries.why("its time is up", PauseMode::Full);
             let expected = "its time is up; only its files are kept, for its memory could not be: reason 2";
             assert_eq!(why, if full { "its time is up" } else { expected });
-            assert_eq!(tries.why(PauseMode::Filesystem), "its time is up");
+            assert_eq!(tries.why("its time is up", PauseMode::Filesystem), "its time is up");
             tries.failed(now, PauseMode::Full, &format!("reason {n}"));
         }
     }

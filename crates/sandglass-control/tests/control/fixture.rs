@@ -121,6 +121,7 @@ impl World {
         let config = Config {
             templates: HashMap::from([(base.name.clone(), base)]),
             max_lifetime: DAY,
+            idle_timeout: None,
             domain: None,
             patience: self.patience,
             egress: Egress {

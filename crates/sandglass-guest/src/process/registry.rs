@@ -48,6 +48,8 @@ fn is_useless(end: &End, epoch: Epoch, now: Instant) -> bool {
 struct State {
     processes: Vec<Arc<Process>>,
     epoch: Epoch,
+    /// When one that is forgotten ended last; before the first, when this began.
+    last_end: Instant,
 }
 
 /// All processes that clients started.
@@ -59,8 +61,9 @@ pub(crate) struct Registry {
 impl Registry {
     /// An empty one.
     pub(crate) fn new() -> Self {
-        let epoch = Epoch { number: 0, since: Instant::now() };
-        Self { state: Mutex::new(State { processes: Vec::new(), epoch }) }
+        let now = Instant::now();
+        let epoch = Epoch { number: 0, since: now };
+        Self { state: Mutex::new(State { processes: Vec::new(), epoch, last_end: now }) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -100,6 +103,19 @@ impl Registry {
         self.state().processes.iter().filter(|process| process.output().end().is_none()).cloned().collect()
     }
 
+    /// How long none has run; zero while one does.
+    pub(crate) fn idle(&self) -> Duration {
+        let state = self.state();
+        let mut last = state.last_end;
+        for process in &state.processes {
+            match process.output().end() {
+                None => return Duration::ZERO,
+                Some(end) => last = last.max(end.at),
+            }
+        }
+        last.elapsed()
+    }
+
     /// The process that is selected, running or ended a short while ago. A running one wins over an ended one,
     /// then the youngest.
     pub(crate) fn find(&self, selector: &ProcessSelector) -> Option<Arc<Process>> {
@@ -132,7 +148,7 @@ impl Registry {
 /// Forgets what is useless, then the oldest of what is too much.
 fn forget(state: &mut State) {
     let (epoch, now) = (state.epoch, Instant::now());
-    let (mut count, mut bytes) = (0, 0);
+    let (mut count, mut bytes, mut last_end) = (0, 0, state.last_end);
     // From the youngest to the oldest.
     let mut keep: Vec<_> = state
         .processes
@@ -140,13 +156,14 @@ fn forget(state: &mut State) {
         .rev()
         .filter(|process| {
             let Some(end) = process.output().end() else { return true };
+            last_end = last_end.max(end.at);
             count += 1;
             bytes += process.output().kept();
             count <= MAX_ENDED && bytes <= MAX_ENDED_OUTPUT && !is_useless(&end, epoch, now)
         })
         .collect();
     keep.reverse();
-    state.processes = keep;
+    (state.processes, state.last_end) = (keep, last_end);
 }
 
 #[cfg(test)]

@@ -56,6 +56,7 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         lifetime: Lifetime {
             timeout: Duration::from_millis(60_001),
             on_timeout: OnTimeout::Pause { auto_resume: true },
+            idle: Some(Duration::from_millis(1)),
         },
         ..sandbox_of(team(&*store).await, 5)
     };

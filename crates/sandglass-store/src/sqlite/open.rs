@@ -16,13 +16,14 @@ use crate::StoreError;
 
 /// The files in `migrations/sqlite`, by version. `sqlx::migrate!` would find them itself, but all of sqlx, with `SQLite`,
 /// would have to be built a second time for it.
-const STEPS: [(i64, &str, &str); 6] = [
+const STEPS: [(i64, &str, &str); 7] = [
     (1, "init", include_str!("../../migrations/sqlite/0001_init.sql")),
     (2, "egress", include_str!("../../migrations/sqlite/0002_egress.sql")),
     (3, "bounds", include_str!("../../migrations/sqlite/0003_bounds.sql")),
     (4, "operator", include_str!("../../migrations/sqlite/0004_operator.sql")),
     (5, "pause", include_str!("../../migrations/sqlite/0005_pause.sql")),
     (6, "lifetimes", include_str!("../../migrations/sqlite/0006_lifetimes.sql")),
+    (7, "idle", include_str!("../../migrations/sqlite/0007_idle.sql")),
 ];
 
 /// All schema changes, oldest first.

@@ -20,7 +20,7 @@ use crate::{ApiKey, AuditEntry, Event, Identity, SandboxRow, StoreError, Team};
 macro_rules! sandbox_columns {
     () => {
         "id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, access_token, metadata, env, \
-         allow_internet_access, policy, traffic_token, request_host, timeout, on_timeout, pause_mode, state, generation, created_at, end_at, max_end_at, ended_at, end_reason"
+         allow_internet_access, policy, traffic_token, request_host, timeout, on_timeout, idle_timeout, pause_mode, state, generation, created_at, end_at, max_end_at, ended_at, end_reason"
     };
 }
 pub(super) use sandbox_columns;
@@ -194,6 +194,11 @@ impl Columns<'_> {
         u64::try_from(value).map(Duration::from_millis).map_err(|error| corrupt(self.what, error))
     }
 
+    fn maybe_span(&self, name: &'static str) -> Result<Option<Duration>, StoreError> {
+        let value: Option<i64> = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
+        value.map(|_| self.span(name)).transpose()
+    }
+
     fn state(&self) -> Result<SandboxState, StoreError> {
         parse_state(self.what, self.text("state")?)
     }
@@ -311,6 +316,7 @@ pub(super) fn sandbox(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
         lifetime: Lifetime {
             timeout: columns.span("timeout")?,
             on_timeout: parse_on_timeout("sandbox", columns.text("on_timeout")?)?,
+            idle: columns.maybe_span("idle_timeout")?,
         },
         pause_mode: parse_pause_mode("sandbox", columns.text("pause_mode")?)?,
         state: columns.state()?,

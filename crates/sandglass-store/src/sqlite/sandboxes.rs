@@ -334,9 +334,9 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
     sqlx::query(
         "INSERT INTO sandboxes (id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, \
              access_token, metadata, env, allow_internet_access, policy, traffic_token, request_host, state, \
-             generation, created_at, end_at, max_end_at, events, timeout, on_timeout) \
+             generation, created_at, end_at, max_end_at, events, timeout, on_timeout, idle_timeout) \
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, 'creating', 1, ?17, ?18, \
-             ?19, 1, ?20, ?21)",
+             ?19, 1, ?20, ?21, ?22)",
     )
     .bind(new.id.as_str())
     .bind(new.node.to_string())
@@ -359,6 +359,7 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
     .bind(new.max_end_at.as_millis())
     .bind(rows::span(new.lifetime.timeout))
     .bind(on_timeout_text(new.lifetime.on_timeout))
+    .bind(new.lifetime.idle.map(rows::span))
     .execute(connection)
     .await
     .map_err(|error| exists_or_database(error, "sandbox", new.id.as_str()))?;

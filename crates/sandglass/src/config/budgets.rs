@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use sandglass_control::Budgets;
@@ -59,6 +60,8 @@ impl Default for Quota {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Sandbox {
+    /// How long nobody may use one whose client did not say, in seconds; 0 is for ever.
+    idle_timeout_seconds: u64,
     cpus: Option<u32>,
     memory_mib: Option<u32>,
     disk_mib: Option<u32>,
@@ -66,6 +69,11 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
+    /// How long nobody may use a sandbox, if that is bounded.
+    pub(super) fn idle_timeout(self) -> Option<Duration> {
+        (self.idle_timeout_seconds > 0).then(|| Duration::from_secs(self.idle_timeout_seconds))
+    }
+
     /// The limits, if every number is in range.
     pub(super) fn limits(self) -> anyhow::Result<Limits> {
         let usual = Unchecked::from(Limits::default());

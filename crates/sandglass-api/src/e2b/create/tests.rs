@@ -19,6 +19,7 @@ fn what_the_sdks_send_is_accepted() {
         Accepted {
             template: "base".into(),
             on_timeout: OnTimeout::Kill,
+            idle_timeout: None,
             timeout: Duration::from_secs(60),
             secured: true,
             metadata: BTreeMap::from([("a".into(), "b c".into())]),
@@ -89,6 +90,7 @@ async fn what_is_not_built_is_refused_by_name() {
     for body in [
         r#"{"templateID":"b","timeout":0}"#,
         r#"{"templateID":"b","timeout":-5}"#,
+        r#"{"templateID":"b","idleTimeout":-1}"#,
         r#"{"templateID":"b","timeout":-9223372036854775808}"#,
         r#"{"templateID":"b","autoPauseMemory":false}"#,
         r#"{"templateID":"b","autoPauseMemory":false,"autoResume":{"enabled":true}}"#,
