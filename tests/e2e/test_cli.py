@@ -2,6 +2,7 @@
 
 import json
 import re
+import uuid
 
 import pytest
 from e2b import Sandbox
@@ -91,3 +92,20 @@ def test_without_a_key_the_cli_says_what_to_do(server):
     env = {name: value for name, value in os.environ.items() if name != "E2B_API_KEY"}
     result = subprocess.run([PROGRAM, "sandbox", "list"], env=env, capture_output=True, text=True)
     assert result.returncode != 0 and "E2B_API_KEY" in result.stderr
+
+
+def test_sandboxes_are_found_by_label_and_age(server):
+    odd, mark = "b c=&%é", uuid.uuid4().hex
+    sandbox = Sandbox.create(timeout=60, metadata={"mark": mark, "odd": odd})
+    other = Sandbox.create(timeout=60, metadata={"mark": mark})
+    listed = lambda *args: {one["sandboxID"] for one in json.loads(server.cli("sandbox", "list", "--json", *args).stdout)}  # noqa: E731
+    try:
+        both = {sandbox.sandbox_id, other.sandbox_id}
+        assert listed("--metadata", f"mark={mark}") == both
+        assert listed("--metadata", f"mark={mark}", "--metadata", f"odd={odd}") == {sandbox.sandbox_id}
+        assert listed("--metadata", f"mark={mark}", "--older", "0s") == both
+        assert listed("--metadata", f"mark={mark}", "--older", "1h") == set()
+    finally:
+        assert sandbox.kill() and other.kill()
+    for wrong in (["--older", "1"], ["--metadata", "mark"]):
+        assert server.cli("sandbox", "list", *wrong, check=False).returncode == 2

@@ -5,11 +5,14 @@ pub(crate) mod verify;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sandglass_types::Timestamp;
 use sandglass_types::net::Cidr;
 use serde::Deserialize;
+
+use crate::client::select;
 
 /// Disposable computers for AI agents, on machines that you own.
 #[derive(Debug, Parser)]
@@ -186,6 +189,12 @@ pub(crate) enum Sandbox {
     List {
         #[command(flatten)]
         remote: Remote,
+        /// Only those with this label; may be said more than once
+        #[arg(long, value_name = "KEY=VALUE", value_parser = select::label)]
+        metadata: Vec<(String, String)>,
+        /// Only those that were made so long ago, or earlier: 90s, 15m, 1h, 2d
+        #[arg(long, value_name = "TIME", value_parser = select::span)]
+        older: Option<Duration>,
     },
     /// Show one sandbox
     Info {

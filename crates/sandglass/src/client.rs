@@ -2,6 +2,7 @@
 
 pub(crate) mod exec;
 mod rest;
+pub(crate) mod select;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -12,6 +13,8 @@ use serde_json::{Value, json};
 use crate::cli;
 use exec::{Command, Outcome};
 pub(crate) use rest::{Api, Reach};
+use sandglass_types::{Clock as _, SystemClock};
+use select::Selection;
 
 /// What `run` and `exec` exit with when they themselves fail, as other tools of this kind do: a command that ran and
 /// failed is not to be taken for one that never ran.
@@ -38,7 +41,9 @@ pub(crate) fn run(args: cli::Run) -> anyhow::Result<ExitCode> {
 /// `sandglass sandbox …`.
 pub(crate) fn sandbox(verb: cli::Sandbox) -> anyhow::Result<ExitCode> {
     match verb {
-        cli::Sandbox::List { remote } => block_on(list(&remote)),
+        cli::Sandbox::List { remote, metadata, older } => {
+            block_on(list(&remote, &Selection { metadata, older }))
+        }
         cli::Sandbox::Info { remote, id } => block_on(info(&remote, &id)),
         cli::Sandbox::Kill { remote, ids } => block_on(kill(&remote, &ids)),
         cli::Sandbox::Pause { remote, ids } => block_on(pause(&remote, &ids)),
@@ -81,8 +86,10 @@ fn finish(outcome: &Outcome, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(outcome.code()))
 }
 
-async fn list(remote: &cli::Remote) -> anyhow::Result<ExitCode> {
-    let sandboxes = Api::new(remote)?.list().await?;
+async fn list(remote: &cli::Remote, selection: &Selection) -> anyhow::Result<ExitCode> {
+    let mut sandboxes = Api::new(remote)?.list(&selection.query()).await?;
+    let now = SystemClock.now();
+    sandboxes.retain(|listed| selection.has_age(listed, now));
     if remote.json {
         print_json(&Value::Array(sandboxes))?;
         return Ok(ExitCode::SUCCESS);

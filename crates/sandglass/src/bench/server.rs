@@ -230,7 +230,7 @@ impl Server {
         let api = endpoint.api()?;
         let deadline = Instant::now() + STOP;
         loop {
-            for sandbox in api.list().await.context("the sandboxes could not be listed")? {
+            for sandbox in api.list("").await.context("the sandboxes could not be listed")? {
                 let id = sandbox["sandboxID"].as_str().context("a sandbox has no id")?;
                 // It may have ended by itself, meanwhile.
                 let killed = api.kill(id).await;

@@ -117,12 +117,14 @@ impl Api {
         self.call(Method::DELETE, &format!("/sandboxes/{id}"), None).await.map(|_| ())
     }
 
-    pub(crate) async fn list(&self) -> anyhow::Result<Vec<Value>> {
+    /// All sandboxes that match a query: nothing, or what begins with `&`.
+    pub(crate) async fn list(&self, query: &str) -> anyhow::Result<Vec<Value>> {
         let mut all = Vec::new();
         let mut next = Some(String::new());
         while let Some(token) = next {
             let cursor = if token.is_empty() { token } else { format!("&nextToken={token}") };
-            let answer = self.call(Method::GET, &format!("/v2/sandboxes?limit=100{cursor}"), None).await?;
+            let answer =
+                self.call(Method::GET, &format!("/v2/sandboxes?limit=100{query}{cursor}"), None).await?;
             let Value::Array(page) = answer.body else { bail!("the server's answer is no list") };
             all.extend(page);
             next = answer.next;
