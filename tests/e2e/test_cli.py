@@ -109,3 +109,17 @@ def test_sandboxes_are_found_by_label_and_age(server):
         assert sandbox.kill() and other.kill()
     for wrong in (["--older", "1"], ["--metadata", "mark"]):
         assert server.cli("sandbox", "list", *wrong, check=False).returncode == 2
+
+
+def test_paused_and_resumed_with_memory_and_without(server):
+    sandbox = Sandbox.create(timeout=120)
+    id, boot = sandbox.sandbox_id, lambda: sandbox.commands.run("cat /proc/sys/kernel/random/boot_id").stdout
+    try:
+        boots = [boot()]
+        for pause, resume in [([], []), (["--files-only"], []), ([], ["--reboot"])]:
+            server.cli("sandbox", "pause", *pause, id)
+            server.cli("sandbox", "resume", *resume, "--timeout", "120", id)
+            boots.append(boot())
+        assert boots[0] == boots[1] and len(set(boots)) == 3
+    finally:
+        assert sandbox.kill()

@@ -223,6 +223,9 @@ pub(crate) enum Sandbox {
     Pause {
         #[command(flatten)]
         remote: Remote,
+        /// Keep their files alone: they start anew from them
+        #[arg(long)]
+        files_only: bool,
         /// Their ids
         #[arg(required = true)]
         ids: Vec<String>,
@@ -234,6 +237,9 @@ pub(crate) enum Sandbox {
         /// Their ids
         #[arg(required = true)]
         ids: Vec<String>,
+        /// Give up the memory that was kept, and start anew from their files
+        #[arg(long)]
+        reboot: bool,
         /// How long they may run from now on, in seconds
         #[arg(long, value_name = "SECONDS", default_value_t = 300)]
         timeout: u64,

@@ -46,8 +46,10 @@ pub(crate) fn sandbox(verb: cli::Sandbox) -> anyhow::Result<ExitCode> {
         }
         cli::Sandbox::Info { remote, id } => block_on(info(&remote, &id)),
         cli::Sandbox::Kill { remote, ids } => block_on(kill(&remote, &ids)),
-        cli::Sandbox::Pause { remote, ids } => block_on(pause(&remote, &ids)),
-        cli::Sandbox::Resume { remote, ids, timeout } => block_on(resume(&remote, &ids, timeout)),
+        cli::Sandbox::Pause { remote, files_only, ids } => block_on(pause(&remote, &ids, !files_only)),
+        cli::Sandbox::Resume { remote, ids, reboot, timeout } => {
+            block_on(resume(&remote, &ids, timeout, !reboot))
+        }
         cli::Sandbox::Exec { remote, id, user, cwd, command } => own_failure(block_on(async {
             let api = Api::new(&remote)?;
             let sandbox = api.reach(&id).await?;
@@ -122,10 +124,10 @@ async fn info(remote: &cli::Remote, id: &str) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn pause(remote: &cli::Remote, ids: &[String]) -> anyhow::Result<ExitCode> {
+async fn pause(remote: &cli::Remote, ids: &[String], memory: bool) -> anyhow::Result<ExitCode> {
     let api = Api::new(remote)?;
     for id in ids {
-        api.pause(id).await?;
+        api.pause(id, memory).await?;
     }
     if remote.json {
         print_json(&json!({ "paused": ids }))?;
@@ -133,10 +135,15 @@ async fn pause(remote: &cli::Remote, ids: &[String]) -> anyhow::Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
-async fn resume(remote: &cli::Remote, ids: &[String], timeout: u64) -> anyhow::Result<ExitCode> {
+async fn resume(
+    remote: &cli::Remote,
+    ids: &[String],
+    timeout: u64,
+    memory: bool,
+) -> anyhow::Result<ExitCode> {
     let api = Api::new(remote)?;
     for id in ids {
-        api.resume(id, timeout).await?;
+        api.resume(id, timeout, memory).await?;
     }
     if remote.json {
         print_json(&json!({ "resumed": ids }))?;

@@ -77,12 +77,15 @@ impl Api {
         Reach::read(&answer.body, answer.unsealed)
     }
 
-    pub(crate) async fn pause(&self, id: &str) -> anyhow::Result<()> {
-        self.call(Method::POST, &format!("/sandboxes/{id}/pause"), None).await.map(|_| ())
+    /// Pauses a sandbox, with its memory or with its files alone.
+    pub(crate) async fn pause(&self, id: &str, memory: bool) -> anyhow::Result<()> {
+        let body = json!({ "memory": memory });
+        self.call(Method::POST, &format!("/sandboxes/{id}/pause"), Some(&body)).await.map(|_| ())
     }
 
-    pub(crate) async fn resume(&self, id: &str, timeout: u64) -> anyhow::Result<()> {
-        let body = json!({ "timeout": timeout });
+    /// Lets a paused sandbox run again, with its memory if that was kept, or without.
+    pub(crate) async fn resume(&self, id: &str, timeout: u64, memory: bool) -> anyhow::Result<()> {
+        let body = json!({ "timeout": timeout, "memory": memory });
         self.call(Method::POST, &format!("/sandboxes/{id}/resume"), Some(&body)).await.map(|_| ())
     }
 
