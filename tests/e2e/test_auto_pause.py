@@ -98,7 +98,8 @@ def test_only_its_files_are_kept_if_it_asked_for_that(server):
         assert again.sandbox_id == sandbox.sandbox_id and again._envd_access_token == sandbox._envd_access_token
         assert remembers(again) == "kept\n" * 2
         assert again.commands.run(BOOT_ID).stdout != boot
-        assert again.commands.list() == [] and again.commands.run("echo $MINE; hostname").stdout == f"x\n{sandbox.sandbox_id}\n"
+        assert again.commands.list() == []
+        assert again.commands.run("echo $MINE; hostname").stdout == f"x\n{sandbox.sandbox_id}\n"
     finally:
         assert Sandbox.kill(sandbox.sandbox_id, **server.opts)
 
@@ -306,10 +307,12 @@ def test_more_time_comes_in_time_where_a_pause_fails(lone_server):
     server.start("control.pause.freeze=error")
     sandbox = pausing(server)
     sandbox.set_timeout(0)
-    tried = lambda: [event for event in detail(server, sandbox)["events"] if "could not be paused" in event["detail"]]  # noqa: E731
+    events = lambda: detail(server, sandbox)["events"]  # noqa: E731
+    tried = lambda: [event for event in events() if "could not be paused" in event["detail"]]  # noqa: E731
     until(tried, within=PATIENCE, what="a pause that fails")
     # In between it runs, and can be used.
-    until(lambda: call(server, "POST", f"/sandboxes/{sandbox.sandbox_id}/timeout", json={"timeout": 300}).is_success, what="more time")
+    path = f"/sandboxes/{sandbox.sandbox_id}/timeout"
+    until(lambda: call(server, "POST", path, json={"timeout": 300}).is_success, what="more time")
     so_far = len(tried())
     assert remembers(sandbox) == "kept\n" * 3
     assert len(tried()) == so_far

@@ -98,7 +98,11 @@ def test_sandboxes_are_found_by_label_and_age(server):
     odd, mark = "b c=&%é", uuid.uuid4().hex
     sandbox = Sandbox.create(timeout=60, metadata={"mark": mark, "odd": odd})
     other = Sandbox.create(timeout=60, metadata={"mark": mark})
-    listed = lambda *args: {one["sandboxID"] for one in json.loads(server.cli("sandbox", "list", "--json", *args).stdout)}  # noqa: E731
+
+    def listed(*args: str) -> set[str]:
+        said = server.cli("sandbox", "list", "--json", *args).stdout
+        return {one["sandboxID"] for one in json.loads(said)}
+
     try:
         both = {sandbox.sandbox_id, other.sandbox_id}
         assert listed("--metadata", f"mark={mark}") == both

@@ -32,7 +32,8 @@ def detail(server, sandbox) -> dict:
 
 def over(server, sandbox, state: str = "ended") -> float:
     """Waits until its window is over and it is in this state, and says when that began."""
-    found = until(lambda: (it := detail(server, sandbox))["state"] == state and it, within=PATIENCE, what=f"it is {state}")
+    look = lambda: (it := detail(server, sandbox))["state"] == state and it  # noqa: E731
+    found = until(look, within=PATIENCE, what=f"it is {state}")
     [event] = [event for event in found["events"] if event["detail"].startswith("nobody has used it for ")][-1:]
     assert state == "paused" or found["end_reason"] == "timeout"
     return datetime.fromisoformat(event["at"]).timestamp()
