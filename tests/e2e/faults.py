@@ -85,9 +85,9 @@ def settled(server: Server, within: float = PATIENCE) -> list[Row]:
     return until(look, within=within, what="every sandbox runs, is paused or has ended")[0]
 
 
-def create(server: Server, tag: str, timeout: float = PATIENCE) -> httpx.Response:
+def create(server: Server, tag: str, timeout: float = PATIENCE, of: str = "base") -> httpx.Response:
     """One request to create a sandbox, known by its tag, which is also its idempotency key."""
-    body = {"templateID": "base", "timeout": 300, "metadata": {"tag": tag}}
+    body = {"templateID": of, "timeout": 300, "metadata": {"tag": tag}}
     headers = server.headers | {"Idempotency-Key": tag}
     return httpx.post(f"{server.url}/v2/sandboxes", json=body, headers=headers, timeout=timeout)
 
@@ -104,6 +104,30 @@ def pause(server: Server, id: str, memory: bool = True) -> httpx.Response:
 def resume(server: Server, id: str) -> httpx.Response:
     body = {"timeout": 300}
     return httpx.post(f"{server.url}/sandboxes/{id}/resume", json=body, headers=server.headers, timeout=PATIENCE)
+
+
+def snapshot(server: Server, id: str) -> httpx.Response:
+    return httpx.post(f"{server.url}/sandboxes/{id}/snapshots", headers=server.headers, timeout=PATIENCE)
+
+
+def fork(server: Server, id: str, count: int) -> httpx.Response:
+    body = {"count": count, "timeout": 300}
+    return httpx.post(f"{server.url}/sandboxes/{id}/fork", json=body, headers=server.headers, timeout=PATIENCE)
+
+
+def snapshots(server: Server) -> list[str]:
+    """All of them."""
+    found = httpx.get(f"{server.url}/v1/snapshots", headers=server.headers, timeout=PATIENCE)
+    return [one["id"] for one in found.json()]
+
+
+def delete(server: Server, snapshot: str) -> httpx.Response:
+    return httpx.delete(f"{server.url}/templates/{snapshot}", headers=server.headers, timeout=PATIENCE)
+
+
+def images(server: Server) -> list[str]:
+    """What is on the disk, of paused sandboxes and of snapshots."""
+    return [entry.name for entry in (server.data_dir / "host" / "images").iterdir()]
 
 
 def state(server: Server, id: str) -> str:

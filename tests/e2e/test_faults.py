@@ -15,6 +15,9 @@ from faults import (
     answers,
     crash,
     create,
+    delete,
+    fork,
+    images,
     kill,
     log_size,
     new_tag,
@@ -23,6 +26,8 @@ from faults import (
     resume,
     rows,
     settled,
+    snapshot,
+    snapshots,
     state,
 )
 from support import STOP_WITHIN, until
@@ -39,6 +44,8 @@ RESUME = ("control.resume.store", "control.resume.host")
 # The same with its files alone, which has no memory to write, and starts anew.
 MEMORY_ALONE = ("engine.image.checkpoint", "control.resume.host")
 FILES_ALONE = ("control.resume.boot",)
+# One to make a snapshot or a fork of it, one to make a sandbox from that, and one to delete it.
+COPY = ("control.snapshot.", "control.fork.", "control.copy.")
 # Which none of them does: see the tests of the watchdog.
 ELSEWHERE = ("control.deadline.", "watchdog.")
 
@@ -64,7 +71,8 @@ def armed(points: list[str], action: str) -> str:
 def test_every_point_is_driven_by_something():
     assert len(NAMES) > 50
     for name in NAMES:
-        assert sum(name in of(*kind) for kind in (CREATE, KILL, PAUSE, RESUME, FILES_ALONE, START, ELSEWHERE)) == 1, name
+        kinds = (CREATE, KILL, PAUSE, RESUME, FILES_ALONE, COPY, START, ELSEWHERE)
+        assert sum(name in of(*kind) for kind in kinds) == 1, name
 
 
 @pytest.fixture
@@ -266,6 +274,105 @@ def test_each_step_of_a_pause_and_of_a_resume_fails_once(stopped_server, memory)
         assert f"the failpoint {point} made" in text, f"{point} was never reached"
     assert remembers(server, id, memory)
     assert kill(server, id).status_code == 204
+    server.assert_nothing_left()
+
+
+def copy(server, id: str):
+    """All that makes and removes images of a sandbox that runs on. Stops at what fails."""
+    made = snapshot(server, id)
+    if not made.is_success:
+        return made
+    made = made.json()["snapshotID"]
+    for step in (lambda: create(server, new_tag(), of=made), lambda: delete(server, made), lambda: fork(server, id, 2)):
+        response = step()
+        if not response.is_success:
+            break
+    return response
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("points", groups(*COPY, "engine.image.", "engine.create.made"))
+def test_killed_while_copying(stopped_server, points, victim):
+    """The server dies at each step of a snapshot and of a fork: every source runs on, and every copy is whole or gone."""
+    server, log_from = stopped_server, log_size(stopped_server)
+    server.start()
+    ids = [create(server, new_tag()).json()["sandboxID"] for _ in range(len(points) + 1)]
+    all_at_once(lambda id: remember(server, id), ids)
+    server.stop()
+    server.start(armed(points, "hang"))
+    attempts = {}
+    for id in ids:
+        missing = set(points) - set(reached(server, log_from))
+        if not missing:
+            break
+        attempt = attempts[id] = Attempt(copy, server, id)
+        further = lambda: not missing <= set(points) - set(reached(server, log_from))  # noqa: E731
+        until(lambda: further() or not attempt.is_alive(), within=PATIENCE, what="a hanging request")
+        assert further(), f"no request gets to {missing}: {attempt.response and attempt.response.text}"
+    assert set(reached(server, log_from)) == set(points)
+    crash(server, victim)
+    server.start()
+
+    found = {row.id: row for row in settled(server)}
+    for id in ids:
+        assert found[id].state == "running" and remembers(server, id), found[id]
+    for id, row in found.items():
+        assert row.state in ("running", "ended"), row
+        assert row.state == "running" or row.end_reason == "create_failed", row
+        assert row.state == "ended" or remembers(server, id)
+    # What there is of images is what clients know of.
+    kept = snapshots(server)
+    until(lambda: sorted(images(server)) == sorted(kept), within=PATIENCE, what="no image without a snapshot")
+    for one in kept:
+        child = create(server, new_tag(), of=one)
+        assert child.status_code == 201 and remembers(server, child.json()["sandboxID"]), child.text
+        assert delete(server, one).status_code == 204
+    # Each can be copied again: nothing of the last try is in the way.
+    for id in ids:
+        again = copy(server, id)
+        assert again.is_success and all("sandbox" in one for one in again.json()), again.text
+        assert remembers(server, id)
+    all_at_once(lambda row: row.state == "ended" or kill(server, row.id), settled(server))
+    assert all(row.state == "ended" for row in settled(server))
+    server.assert_nothing_left()
+    until(lambda: images(server) == [], within=PATIENCE, what="no image to be left")
+
+
+@pytest.mark.timeout(300)
+def test_each_step_of_a_snapshot_and_of_a_fork_fails_once(stopped_server):
+    server, log_from = stopped_server, log_size(stopped_server)
+    server.start()
+    id = create(server, new_tag()).json()["sandboxID"]
+    remember(server, id)
+    server.stop()
+    points = of(*COPY, "engine.image.", "engine.create.made", "engine.create.save")
+    server.start(armed(points, "error"))
+
+    def tried(request):
+        failures = 0
+        while not (response := request()).is_success:
+            failures += 1
+            assert failures <= len(points), "more failures than were told"
+            assert response.status_code in (409, 500) and response.json()["message"], response.text
+            assert state(server, id) == "running" and remembers(server, id)
+        return response
+
+    made = tried(lambda: snapshot(server, id)).json()["snapshotID"]
+    child = tried(lambda: create(server, new_tag(), of=made)).json()["sandboxID"]
+    assert remembers(server, child)
+    tried(lambda: delete(server, made))
+    copies = tried(lambda: fork(server, id, 2)).json()
+    assert all(remembers(server, one["sandbox"]["sandboxID"]) for one in copies), copies
+    with server.log_path.open("rb") as log:
+        log.seek(log_from)
+        text = log.read().decode()
+    for point in points:
+        assert f"the failpoint {point} made" in text, f"{point} was never reached"
+    # What could not be removed at once is removed at the next look, which comes every half minute.
+    until(lambda: images(server) == [], within=120, what="no image to be left")
+    assert snapshots(server) == []
+    all_at_once(lambda row: row.state == "ended" or kill(server, row.id), settled(server))
     server.assert_nothing_left()
 
 

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sandglass_control::{Control, CreateSandbox, DialError, Live, Sleeper, TrafficToken};
+use sandglass_control::{Control, CreateSandbox, DialError, ListSnapshots, Live, Sleeper, TrafficToken};
 use sandglass_egress::policy::{Effective, Policy, RequestHost, Warning};
 use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::Stats;
-use sandglass_store::{AuditEntry, Event, Identity, ListFilter, ListPage, SandboxRow};
-use sandglass_types::{Error, PauseMode, ResumeMode, SandboxId, TeamId, Timestamp};
+use sandglass_store::{
+    AuditEntry, Event, Identity, ListFilter, ListPage, SandboxRow, SnapshotPage, SnapshotRow,
+};
+use sandglass_types::{Error, PauseMode, Reference, ResumeMode, SandboxId, TeamId, Timestamp};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
@@ -41,6 +43,21 @@ pub(crate) trait Backend: Send + Sync + 'static {
         timeout: Duration,
         mode: ResumeMode,
     ) -> Result<(SandboxRow, bool), Error>;
+    async fn snapshot(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        name: Option<&Reference>,
+    ) -> Result<SnapshotRow, Error>;
+    async fn snapshots(&self, team: TeamId, wanted: ListSnapshots) -> Result<SnapshotPage, Error>;
+    async fn delete_snapshot(&self, team: TeamId, reference: &Reference) -> Result<(), Error>;
+    async fn fork(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        count: usize,
+        lives: Duration,
+    ) -> Result<Vec<Result<SandboxRow, Error>>, Error>;
     async fn list(&self, filter: ListFilter) -> Result<ListPage, Error>;
     async fn kill(&self, team: TeamId, id: &SandboxId) -> Result<(), Error>;
     async fn set_timeout(&self, team: TeamId, id: &SandboxId, from_now: Duration)
@@ -140,6 +157,33 @@ impl Backend for Control {
         mode: ResumeMode,
     ) -> Result<(SandboxRow, bool), Error> {
         Self::connect(self, team, id, timeout, mode).await
+    }
+
+    async fn snapshot(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        name: Option<&Reference>,
+    ) -> Result<SnapshotRow, Error> {
+        Self::snapshot(self, team, id, name).await
+    }
+
+    async fn snapshots(&self, team: TeamId, wanted: ListSnapshots) -> Result<SnapshotPage, Error> {
+        Self::snapshots(self, team, wanted).await
+    }
+
+    async fn delete_snapshot(&self, team: TeamId, reference: &Reference) -> Result<(), Error> {
+        Self::delete_snapshot(self, team, reference).await
+    }
+
+    async fn fork(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        count: usize,
+        lives: Duration,
+    ) -> Result<Vec<Result<SandboxRow, Error>>, Error> {
+        Self::fork(self, team, id, count, lives).await
     }
 
     async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {

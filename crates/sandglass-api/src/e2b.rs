@@ -3,5 +3,6 @@
 pub(crate) mod create;
 pub(crate) mod list;
 pub(crate) mod routes;
+pub(crate) mod snapshots;
 pub(crate) mod unbuilt;
 pub(crate) mod wire;

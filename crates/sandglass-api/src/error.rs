@@ -61,6 +61,16 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
+    /// With what programs know it by.
+    pub(crate) fn known_as(self, error_code: &'static str) -> Self {
+        Self { error_code: Some(error_code), ..self }
+    }
+
+    /// As a part of an answer that is a success as a whole.
+    pub(crate) fn into_body(self) -> ErrorBody {
+        ErrorBody { code: self.status.as_u16(), message: self.message, error_code: self.error_code }
+    }
+
     /// 403: the key does not allow it.
     pub(crate) fn forbidden(message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, message)
@@ -102,8 +112,8 @@ impl From<Error> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let Self { status, message, error_code, retry } = self;
-        let body = ErrorBody { code: status.as_u16(), message, error_code };
+        let (status, retry) = (self.status, self.retry);
+        let body = self.into_body();
         let refusal = Refusal(body.message.clone());
         let mut response = (status, axum::Json(body)).into_response();
         response.extensions_mut().insert(refusal);

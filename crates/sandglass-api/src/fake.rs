@@ -7,15 +7,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sandglass_control::{CreateSandbox, DialError, Sleeper, TrafficToken};
+use sandglass_control::{CreateSandbox, DialError, ListSnapshots, Sleeper, TrafficToken};
 use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroundings, Warning};
 use sandglass_egress::proxy::Direct;
 use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_engine::{EngineInfo, Stats};
-use sandglass_store::{AuditEntry, Event, Identity, ListFilter, ListPage, Order, PageCursor, SandboxRow};
+use sandglass_store::{
+    AuditEntry, Event, Identity, ImageState, ListFilter, ListPage, MadeFrom, Order, PageCursor, Purpose,
+    SandboxRow, SnapshotName, SnapshotPage, SnapshotRow,
+};
 use sandglass_types::{
-    Error, ErrorKind, KeyId, Lifetime, OnTimeout, PauseMode, ResumeMode, SandboxId, SandboxState, TeamId,
-    Timestamp,
+    Error, ErrorKind, KeyId, Lifetime, OnTimeout, PauseMode, Reference, ResumeMode, SandboxId, SandboxState,
+    SnapshotId, TeamId, Timestamp,
 };
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -36,6 +39,7 @@ pub(crate) struct Fake {
     pub(crate) audit: Mutex<Vec<AuditEntry>>,
     domain: Option<String>,
     rows: Mutex<Vec<SandboxRow>>,
+    snapshots: Mutex<Vec<SnapshotRow>>,
     idempotent: Mutex<HashMap<String, (sandglass_types::Digest, SandboxId)>>,
     live: Mutex<HashMap<SandboxId, Arc<FakeLive>>>,
     /// Those that a request wakes, and what it then finds.
@@ -72,6 +76,7 @@ impl Fake {
             audit: Mutex::default(),
             domain: Some("sbx.test".into()),
             rows: Mutex::default(),
+            snapshots: Mutex::default(),
             idempotent: Mutex::default(),
             live: Mutex::default(),
             sleeping: Mutex::default(),
@@ -266,6 +271,90 @@ impl Backend for Fake {
     ) -> Result<(SandboxRow, bool), Error> {
         let resumed = self.resume(team, id, timeout, mode).await.is_ok();
         Ok((self.extend(team, id, timeout).await?, resumed))
+    }
+
+    async fn snapshot(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        name: Option<&Reference>,
+    ) -> Result<SnapshotRow, Error> {
+        let source = self.sandbox(team, id).await?;
+        let mut snapshots = self.snapshots.lock().unwrap();
+        let name = name
+            .map(|name| SnapshotName { name: name.name().to_owned(), tag: name.tag_or_default().to_owned() });
+        let row = SnapshotRow {
+            id: SnapshotId::random(),
+            node: source.node,
+            team,
+            namespace: "default".into(),
+            purpose: Purpose::Snapshot,
+            name,
+            template: source.template,
+            rootfs: source.rootfs,
+            limits: source.limits,
+            source: source.id,
+            generation: source.generation,
+            state: ImageState::Ready,
+            created_at: Timestamp::from_millis(i64::try_from(snapshots.len()).unwrap()),
+            bytes: 4096,
+        };
+        snapshots.push(row.clone());
+        Ok(row)
+    }
+
+    async fn snapshots(&self, team: TeamId, wanted: ListSnapshots) -> Result<SnapshotPage, Error> {
+        let mut rows = self.snapshots.lock().unwrap().clone();
+        rows.retain(|row| {
+            row.team == team
+                && wanted.source.as_ref().is_none_or(|source| row.source == *source)
+                && wanted
+                    .name
+                    .as_ref()
+                    .is_none_or(|name| row.name.as_ref().is_some_and(|own| own.name == name.name()))
+                && wanted.after.as_ref().is_none_or(|after| row.created_at < after.created_at)
+        });
+        rows.reverse();
+        let more = rows.len() > wanted.limit as usize;
+        rows.truncate(wanted.limit as usize);
+        let cursor = |row: &SnapshotRow| PageCursor { created_at: row.created_at, id: row.id.clone() };
+        let next = rows.last().filter(|_| more).map(cursor);
+        Ok(SnapshotPage { rows, next })
+    }
+
+    async fn delete_snapshot(&self, team: TeamId, reference: &Reference) -> Result<(), Error> {
+        let mut snapshots = self.snapshots.lock().unwrap();
+        let meant = |row: &SnapshotRow| {
+            row.team == team
+                && (row.id.as_str() == reference.name() || row.full_name() == Some(reference.to_string()))
+        };
+        let at = snapshots.iter().position(meant).ok_or_else(not_found)?;
+        snapshots.remove(at);
+        Ok(())
+    }
+
+    async fn fork(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        count: usize,
+        lives: Duration,
+    ) -> Result<Vec<Result<SandboxRow, Error>>, Error> {
+        let source = self.sandbox(team, id).await?;
+        let mut made = Vec::new();
+        for number in 0..count {
+            let id = SandboxId::random();
+            let end_at = source.created_at.plus(lives);
+            let made_from = MadeFrom::Fork(source.id.clone());
+            let child = SandboxRow { id, end_at, made_from, ..source.clone() };
+            // The last of many fails.
+            made.push(match number {
+                2.. => Err(Error::new(ErrorKind::Capacity, "as the test wanted")),
+                _ => Ok(child.clone()),
+            });
+            self.rows.lock().unwrap().push(child);
+        }
+        Ok(made)
     }
 
     async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {

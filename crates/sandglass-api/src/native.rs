@@ -7,7 +7,7 @@ use axum::response::Response;
 use sandglass_egress::policy::Policy;
 use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::{Feature, Isolation};
-use sandglass_store::{Event, SandboxRow};
+use sandglass_store::{Event, MadeFrom, SandboxRow};
 use sandglass_types::limits::Unchecked;
 use sandglass_types::{EndReason, OnTimeout, PauseMode, SandboxId, SandboxState};
 use serde::Serialize;
@@ -27,6 +27,7 @@ use crate::router::ApiState;
 
 mod egress;
 mod ports;
+mod snapshots;
 
 pub(crate) fn router() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
@@ -35,6 +36,7 @@ pub(crate) fn router() -> OpenApiRouter<ApiState> {
         .routes(routes!(get_native))
         .merge(egress::router())
         .merge(ports::router())
+        .merge(snapshots::router())
 }
 
 /// What isolates the sandboxes of this server.
@@ -89,8 +91,12 @@ struct SandboxView {
     /// `creating`, `running`, `pausing`, `paused`, `resuming`, `ending` or `ended`.
     #[schema(value_type = String)]
     state: SandboxState,
-    /// Counts restores; 1 for a cold start.
+    /// Counts restores; 1 for a cold start, and for a copy one more than what it was made from had.
     generation: u32,
+    /// `template` if it was started cold, else `snapshot` or `fork`.
+    origin: &'static str,
+    /// The template, snapshot or sandbox that it was made from, which may be gone by now.
+    made_from: String,
     engine: String,
     #[schema(value_type = String)]
     isolation: Isolation,
@@ -132,6 +138,11 @@ impl SandboxView {
             Ok(_) | Err(_) => "sealed",
         };
         let Unchecked { cpus, memory_mib, disk_mib, processes } = row.limits.into();
+        let made_from = match &row.made_from {
+            MadeFrom::Template => row.template.clone(),
+            MadeFrom::Snapshot(id) => id.to_string(),
+            MadeFrom::Fork(id) => id.to_string(),
+        };
         Self {
             timeout: row.lifetime.timeout.as_secs(),
             on_timeout: match row.lifetime.on_timeout {
@@ -142,6 +153,8 @@ impl SandboxView {
             idle_timeout: row.lifetime.idle.map(|idle| idle.as_secs()),
             auto_resume: row.lifetime.on_timeout.auto_resumes(),
             pause_mode: pause_mode(&row),
+            origin: row.made_from.origin(),
+            made_from,
             id: row.id,
             template: row.template,
             rootfs: row.rootfs.to_string(),

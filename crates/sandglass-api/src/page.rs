@@ -1,5 +1,8 @@
 //! Page tokens: opaque to clients, keyset cursors inside, so pages stay right while sandboxes come and go.
 
+use std::fmt::Display;
+use std::str::FromStr;
+
 use axum::response::{IntoResponse as _, Response};
 use data_encoding::BASE64URL_NOPAD;
 use http::{HeaderName, HeaderValue};
@@ -23,13 +26,17 @@ const fn suffix(order: Order) -> &'static str {
 }
 
 /// Writes the token of the page after `cursor`.
-pub(crate) fn encode(cursor: &PageCursor, order: Order) -> String {
+pub(crate) fn encode<Id: Display>(cursor: &PageCursor<Id>, order: Order) -> String {
     let text = format!("{}__{}__{}", cursor.created_at.as_millis(), cursor.id, suffix(order));
     BASE64URL_NOPAD.encode(text.as_bytes())
 }
 
 /// One page as an answer: the rows, and the token of the page after `next` if there is one.
-pub(crate) fn answer<T: Serialize>(rows: &[T], next: Option<&PageCursor>, order: Order) -> Response {
+pub(crate) fn answer<T: Serialize, Id: Display>(
+    rows: &[T],
+    next: Option<&PageCursor<Id>>,
+    order: Order,
+) -> Response {
     let mut response = axum::Json(rows).into_response();
     if let Some(cursor) = next
         && let Ok(token) = HeaderValue::try_from(encode(cursor, order))
@@ -43,7 +50,7 @@ pub(crate) fn answer<T: Serialize>(rows: &[T], next: Option<&PageCursor>, order:
 ///
 /// # Errors
 /// Anything else.
-pub(crate) fn decode(token: &str, order: Order) -> Result<PageCursor, ApiError> {
+pub(crate) fn decode<Id: FromStr>(token: &str, order: Order) -> Result<PageCursor<Id>, ApiError> {
     let parse = || {
         if token.len() > MAX_TOKEN_LEN {
             return None;
@@ -72,14 +79,14 @@ mod tests {
         let token = encode(&cursor, Order::Descending);
         assert!(token.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_')), "{token}");
         assert_eq!(decode(&token, Order::Descending).unwrap(), cursor);
-        assert!(decode(&token, Order::Ascending).is_err());
-        assert!(decode(&token[1..], Order::Descending).is_err());
+        assert!(decode::<SandboxId>(&token, Order::Ascending).is_err());
+        assert!(decode::<SandboxId>(&token[1..], Order::Descending).is_err());
     }
 
     proptest! {
         #[test]
         fn foreign_tokens_are_refused(token in "\\PC{0,200}") {
-            prop_assert!(decode(&token, Order::Ascending).is_err());
+            prop_assert!(decode::<SandboxId>(&token, Order::Ascending).is_err());
         }
     }
 }

@@ -14,7 +14,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::audit::{Anonymous, REQUEST_ID, traced};
 use crate::backend::Backend;
-use crate::e2b::routes::WARNING;
+use crate::e2b::routes::{ORIGIN, WARNING};
 use crate::e2b::unbuilt;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
@@ -37,7 +37,7 @@ pub(crate) struct ApiState {
 
 /// The documented routes of both faces.
 pub(crate) fn documented() -> OpenApiRouter<ApiState> {
-    e2b::routes::router().merge(native::router()).merge(metrics::router())
+    e2b::routes::router().merge(e2b::snapshots::router()).merge(native::router()).merge(metrics::router())
 }
 
 /// The service of the REST faces.
@@ -54,7 +54,7 @@ pub(crate) fn router(state: ApiState) -> Router {
                 .allow_origin(AnyOrigin)
                 .allow_methods(AnyOrigin)
                 .allow_headers(AnyOrigin)
-                .expose_headers([NEXT_TOKEN, WARNING, REQUEST_ID, ISOLATION]),
+                .expose_headers([NEXT_TOKEN, WARNING, REQUEST_ID, ISOLATION, ORIGIN]),
         )
         .with_state(state)
 }

@@ -1,5 +1,9 @@
 //! The verbs of the product, as the API calls them.
 
+mod snapshots;
+
+pub use self::snapshots::{ListSnapshots, MAX_CHILDREN};
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -230,7 +234,7 @@ impl Control {
     async fn make(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error> {
         let shared = &self.0;
         request.check(shared.config.max_lifetime)?;
-        let template = shared.template(&request.template)?;
+        let model = self.model(team, &request.template).await?;
         // Before anything is made, so that the client hears of it.
         shared.config.egress.effective(&request.policy)?;
         if request.lifetime.on_timeout.pause().is_some() {
@@ -243,9 +247,9 @@ impl Control {
             id,
             node: shared.node,
             team,
-            template: template.name.clone(),
-            rootfs: template.rootfs,
-            limits: shared.config.limits,
+            template: model.template,
+            rootfs: model.rootfs,
+            limits: model.limits,
             access_token: request.secured.then(random_token),
             metadata: request.metadata,
             env: request.env,
@@ -257,6 +261,8 @@ impl Control {
                 idle: idle_window(request.lifetime.idle, shared.config.idle_timeout),
                 ..request.lifetime
             },
+            made_from: model.made_from,
+            generation: model.generation,
             created_at: now,
             end_at: now.plus(request.lifetime.timeout),
             max_end_at: now.plus(shared.config.max_lifetime),
@@ -287,7 +293,7 @@ impl Control {
         let row = self.row(&new.id).await?;
         sandglass_failpoint::hit_async("control.create.own").await.map_err(injected)?;
         let (made, outcome) = oneshot::channel();
-        claim.own(row, Begin::Create(tracing::Span::current(), made));
+        claim.own(row, Begin::Create(tracing::Span::current(), made, model.lease));
         let stopping = || Error::new(ErrorKind::Capacity, "the server is stopping; try again");
         outcome.await.map_err(|_| stopping())??;
         self.row(&new.id).await
@@ -562,14 +568,16 @@ impl Control {
         let images = self.0.host.images().await?.into_iter().collect();
         sandglass_failpoint::hit_async("control.reconcile.list").await.map_err(injected)?;
         let rows = self.0.store.on_node(self.0.node, &SandboxState::NOT_ENDED).await.map_err(stored)?;
+        let snapshots = self.0.store.snapshots_on_node(self.0.node).await.map_err(stored)?;
         sandglass_failpoint::hit_async("control.reconcile.rows").await.map_err(injected)?;
         let owned = self.0.owned();
-        for image in reconcile::unneeded(&images, &rows, &owned) {
+        for image in reconcile::unneeded(&images, &rows, &snapshots, &owned) {
             tracing::info!(%image, "removing an image that nobody needs");
             if let Err(error) = self.0.host.remove_image(&image).await {
                 tracing::error!(%image, error = %Chain(&error), "it could not be removed");
             }
         }
+        self.clear_images(&snapshots).await?;
         for repair in reconcile::plan(&on_machine, &images, rows, &owned, self.0.clock.now()) {
             tracing::info!(?repair, "reconciling");
             sandglass_failpoint::hit_async("control.reconcile.repair").await.map_err(injected)?;

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, SocketAddrV4};
 use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::{Patience, TrafficToken, agent};
 
@@ -78,6 +78,10 @@ pub struct Live {
     request_host: Option<RequestHost>,
     /// What is left of the streams into all sandboxes together.
     connections: Arc<Semaphore>,
+    /// Fires when the sandbox's own ends of the connections through its airlock are gone; then there is another one.
+    lines: Mutex<CancellationToken>,
+    /// Whether it stands still for a moment, while an image of it is made.
+    still: watch::Sender<bool>,
 }
 
 impl Live {
@@ -103,6 +107,8 @@ impl Live {
             traffic_token,
             request_host,
             connections,
+            lines: Mutex::default(),
+            still: watch::Sender::new(false),
         }
     }
 
@@ -155,12 +161,13 @@ impl Live {
         }
     }
 
-    /// Makes the agent say no more, so that an image of it has nothing half said.
+    /// Makes the agent say no more, so that an image of it has nothing half said. Who wants a stream from now on waits.
     pub(crate) async fn freeze(&self, mode: PauseMode) -> Result<(), Error> {
         if mode == PauseMode::Filesystem && self.revision < agent::FREEZE_DISK_SINCE {
             let message = "the sandbox's agent is too old for that: pause it with its memory";
             return Err(Error::new(ErrorKind::Conflict, message));
         }
+        self.still.send_replace(true);
         agent::freeze(&self.session, mode).await
     }
 
@@ -174,7 +181,29 @@ impl Live {
 
     /// Ends a [`Self::freeze`].
     pub(crate) async fn thaw(&self) -> Result<(), Error> {
-        agent::thaw(&self.session).await
+        let thawed = agent::thaw(&self.session).await;
+        self.still.send_replace(false);
+        thawed
+    }
+
+    /// Ends all connections through the airlock: the sandbox's own ends of them are gone, and nobody else would say so.
+    pub(crate) fn sever(&self) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *lines).cancel();
+    }
+
+    fn lines(&self) -> CancellationToken {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits while it stands still. Afterwards, what is returned has changed if it stood still since.
+    async fn moving(&self) -> Result<watch::Receiver<bool>, DialError> {
+        let mut still = self.still.subscribe();
+        tokio::select! {
+            moves = still.wait_for(|still| !still) => drop(moves.map_err(|_| DialError::Gone)?),
+            () = self.gone.cancelled() => return Err(DialError::Gone),
+        }
+        Ok(still)
     }
 
     /// A connection to the guest API, for HTTP/1.1.
@@ -206,8 +235,9 @@ impl Live {
                     () = self.gone.cancelled() => return Err(DialError::Gone),
                 }
             }
+            let still = self.moving().await?;
             let direct = match &self.airlock {
-                Some(host) => self.dial_airlock(host, port).await,
+                Some(host) => self.dial_airlock(host, port, &still).await,
                 None => Err(DialError::Refused),
             };
             outcome = match direct {
@@ -221,7 +251,14 @@ impl Live {
         outcome.map(|carrier| self.count(carrier, place))
     }
 
-    async fn dial_airlock(&self, host: &Host, port: NonZeroU16) -> Result<Carrier, DialError> {
+    async fn dial_airlock(
+        &self,
+        host: &Host,
+        port: NonZeroU16,
+        still: &watch::Receiver<bool>,
+    ) -> Result<Carrier, DialError> {
+        // Before there is a connection that may be cut.
+        let severed = Box::pin(self.lines().cancelled_owned());
         let unreachable = |error: io::Error| DialError::Unreachable(error);
         let socket = host.airlock_socket(&self.id, AirlockSocket::TcpToGuest).await;
         let socket: OwnedFd = socket.map_err(|error| match error.refusal() {
@@ -235,9 +272,11 @@ impl Live {
         match timeout(DIAL_PATIENCE, socket.connect(address)).await {
             Ok(Ok(stream)) => {
                 stream.set_nodelay(true).map_err(unreachable)?;
-                Ok(Carrier::Tcp(stream))
+                Ok(Carrier::Tcp(stream, severed))
             }
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(DialError::Refused),
+            // It could not answer meanwhile.
+            _ if still.has_changed().unwrap_or(false) => Err(DialError::Refused),
             Ok(Err(error)) => Err(unreachable(error)),
             Err(elapsed) => Err(unreachable(elapsed.into())),
         }
@@ -261,7 +300,14 @@ impl Live {
     }
 
     async fn flow(&self, target: Target) -> Result<Carrier, DialError> {
-        let opened = timeout(DIAL_PATIENCE, self.session.open(target)).await;
+        let opened = loop {
+            let still = self.moving().await?;
+            match timeout(DIAL_PATIENCE, self.session.open(target)).await {
+                // It could not answer meanwhile.
+                Err(_) if still.has_changed().unwrap_or(false) => {}
+                opened => break opened,
+            }
+        };
         let unreachable = |error: OpenError| DialError::Unreachable(io::Error::other(error));
         match opened.map_err(|elapsed| DialError::Unreachable(elapsed.into()))? {
             Ok(flow) => Ok(Carrier::Flow(flow)),
@@ -284,8 +330,19 @@ pub struct GuestStream {
 enum Carrier {
     /// Through the agent.
     Flow(Flow),
-    /// Through the airlock.
-    Tcp(TcpStream),
+    /// Through the airlock, until the sandbox's own end is gone.
+    Tcp(TcpStream, Pin<Box<WaitForCancellationFutureOwned>>),
+}
+
+/// Fails once the sandbox's own end of a connection is gone.
+fn whole(
+    severed: &mut Pin<Box<WaitForCancellationFutureOwned>>,
+    context: &mut Context<'_>,
+) -> io::Result<()> {
+    match severed.as_mut().poll(context) {
+        Poll::Ready(()) => Err(io::ErrorKind::ConnectionReset.into()),
+        Poll::Pending => Ok(()),
+    }
 }
 
 impl Drop for GuestStream {
@@ -302,7 +359,10 @@ impl AsyncRead for GuestStream {
     ) -> Poll<io::Result<()>> {
         match &mut self.get_mut().carrier {
             Carrier::Flow(flow) => Pin::new(flow).poll_read(context, buffer),
-            Carrier::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Carrier::Tcp(stream, severed) => {
+                whole(severed, context)?;
+                Pin::new(stream).poll_read(context, buffer)
+            }
         }
     }
 }
@@ -311,21 +371,24 @@ impl AsyncWrite for GuestStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match &mut self.get_mut().carrier {
             Carrier::Flow(flow) => Pin::new(flow).poll_write(context, bytes),
-            Carrier::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Carrier::Tcp(stream, severed) => {
+                whole(severed, context)?;
+                Pin::new(stream).poll_write(context, bytes)
+            }
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().carrier {
             Carrier::Flow(flow) => Pin::new(flow).poll_flush(context),
-            Carrier::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Carrier::Tcp(stream, _) => Pin::new(stream).poll_flush(context),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().carrier {
             Carrier::Flow(flow) => Pin::new(flow).poll_shutdown(context),
-            Carrier::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Carrier::Tcp(stream, _) => Pin::new(stream).poll_shutdown(context),
         }
     }
 }

@@ -23,18 +23,21 @@ use tracing::{Instrument as _, Span};
 
 use self::auto_pause::Tries;
 use self::bring_up::{Origin, bring_up, deadline, exit_of, keep_deadline};
+pub(crate) use self::capture::Captured;
 use self::idle::Idle;
-use self::pause::Pausing;
+use self::pause::{Ended, Pausing};
 use self::request::Reply;
 pub(crate) use self::request::{Asked, Handle, Request};
 use crate::egress;
 use crate::governor;
+use crate::images::Lease;
 use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
 use crate::shared::Shared;
 
 mod auto_pause;
 mod bring_up;
+mod capture;
 mod idle;
 mod pause;
 mod request;
@@ -70,8 +73,10 @@ const TASKS_PATIENCE: Duration = Duration::from_secs(10);
 /// Where the task begins.
 #[derive(Debug)]
 pub(crate) enum Begin {
-    /// Make it, in the span of who asks. The answer is sent when it runs, or can't.
-    Create(Span, Reply),
+    /// Make it, in the span of who asks, cold or from an image. The answer is sent when it runs, or can't.
+    Create(Span, Reply, Option<Lease>),
+    /// It can't be made, for this reason.
+    Fail(String),
     /// It runs already: a server before this one made it. The answer is sent when it can be reached again, or can't.
     Adopt(Reply),
     /// It is paused, or was being paused or resumed when an earlier server ended, and nothing of it runs.
@@ -92,8 +97,10 @@ pub(crate) struct Owner<'a> {
     tasks: TaskTracker,
     /// When its time is up by a clock that nobody sets: a wall clock that is set back must not give it more.
     ends: Instant,
-    /// How long it may run once it is resumed.
+    /// How long it may run once it is made from an image.
     lease: Duration,
+    /// Whether its processes may be stopped for an image, and must run on.
+    stopped: bool,
     /// Set once it is being brought up, if its engine has airlocks.
     enforcer: Option<Arc<Enforcer>>,
 }
@@ -102,6 +109,7 @@ impl<'a> Owner<'a> {
     pub(crate) fn new(shared: Arc<Shared>, row: SandboxRow, requests: &'a mut mpsc::Receiver<Asked>) -> Self {
         let gone = shared.stop.child_token();
         let ends = Instant::now() + budget(&row, shared.clock.now());
+        let lease = row.end_at.since(row.created_at);
         Self {
             shared,
             row,
@@ -110,7 +118,8 @@ impl<'a> Owner<'a> {
             gone,
             tasks: TaskTracker::new(),
             ends,
-            lease: Duration::ZERO,
+            lease,
+            stopped: false,
             enforcer: None,
         }
     }
@@ -154,14 +163,22 @@ impl<'a> Owner<'a> {
     }
 
     async fn live_and_end(&mut self, begin: Begin) {
-        let mut event = Event::Missing;
+        let (mut event, mut reason) = (Event::Missing, None);
         let mut life = match begin {
-            Begin::Create(span, reply) => self.live(Origin::New, span, reply).await,
+            Begin::Create(span, reply, None) => self.live(Origin::New, span, reply).await,
+            Begin::Create(span, reply, Some(lease)) => self.live(Origin::Copy(lease), span, reply).await,
             Begin::Adopt(reply) => {
                 if self.row.state == SandboxState::Pausing {
                     self.run_on("the server ended while it was being paused").await;
                 }
+                // The server may have ended while an image of it was made.
+                self.stopped = self.row.state == SandboxState::Running;
+                self.go_on(None).await;
                 self.live(Origin::Found, Span::current(), reply).await
+            }
+            Begin::Fail(why) => {
+                (event, reason) = (Event::Failed, Some(why));
+                Life::Ends
             }
             Begin::Rest => Life::Rests(Vec::new()),
             Begin::End(due) => {
@@ -177,13 +194,13 @@ impl<'a> Owner<'a> {
         }
         // Also the way of a half-made one that a crashed server left behind.
         if matches!(self.row.state, SandboxState::Creating | SandboxState::Running | SandboxState::Pausing) {
-            let why = match (self.row.state, event) {
+            let why = reason.as_deref().unwrap_or(match (self.row.state, event) {
                 (SandboxState::Creating, _) => {
                     "its creation was interrupted: the server or its client went away"
                 }
                 (_, Event::TimeUp) => "its time was up while no server ran",
                 _ => "its processes were gone when the server looked",
-            };
+            });
             if !self.settle(event, why).await {
                 self.remove_and_settle(event, why, None).await;
             }
@@ -202,24 +219,26 @@ impl<'a> Owner<'a> {
             self.tasks.spawn(remembering);
             self.enforcer = Some(enforcer);
         }
-        if origin == Origin::Found {
+        if matches!(origin, Origin::Found) {
             keep_deadline(&self.shared.host, &self.row, self.ends).await;
         }
         let (shared, row) = (Arc::clone(&self.shared), self.row.clone());
         let (enforcer, gone, tasks) = (self.enforcer.clone(), self.gone.clone(), self.tasks.clone());
+        let (of_image, resumed) = (origin.is_of_image(), origin.is_resumed());
         let coming_up =
             bring_up(shared, row, self.ends, enforcer, gone, tasks, origin).instrument(span.clone());
         let mut coming_up = Some(Box::pin(coming_up));
         let (mut exited, mut cut_off, mut killer) = (None, None, None);
-        let clock_check = self.shared.config.patience.clock_check;
+        let patience = self.shared.config.patience;
+        let listen = |live: Arc<Live>| Box::pin(async move { live.cut_off(patience).await });
         let (on_timeout, mut tries) = (self.row.lifetime.on_timeout.pause(), Tries::default());
         // Once it can be reached.
         let mut live: Option<Arc<Live>> = None;
         let mut window: Option<Window> = None;
         let (event, why) = loop {
-            // The time of one that is resumed begins when it runs. One that is to be paused must run first.
-            let resuming = origin.is_resumed() && coming_up.is_some();
-            let must_come_up = resuming || (on_timeout.is_some() && coming_up.is_some());
+            // The time of one that is resumed, or is a copy, begins when it runs. One that is to be paused must run first.
+            let resuming = resumed && coming_up.is_some();
+            let must_come_up = (of_image || on_timeout.is_some()) && coming_up.is_some();
             let mut left = if must_come_up { Duration::MAX } else { self.left() };
             let mut cause = "its time is up".to_owned();
             if let (Some(window), Some(live)) = (&mut window, &live)
@@ -238,7 +257,7 @@ impl<'a> Owner<'a> {
                 (Some(wanted), Some(live)) => {
                     left = tries.wait(Instant::now());
                     if self.row.state != SandboxState::Running {
-                        left = clock_check;
+                        left = patience.clock_check;
                     } else if left.is_zero() {
                         let (live, mode) = (Arc::clone(live), tries.mode(wanted));
                         let why = tries.why(&cause, wanted);
@@ -258,14 +277,13 @@ impl<'a> Owner<'a> {
             break tokio::select! {
                 outcome = output_of(&mut coming_up) => {
                     coming_up = None;
-                    let (outcome, why) = match self.arrived(outcome, origin).instrument(span.clone()).await {
+                    let (outcome, why) = match self.arrived(outcome, of_image, resumed).instrument(span.clone()).await {
                         Ok(arrived) => {
                             live = Some(Arc::clone(&arrived));
                             window = Window::of(&self.row, &arrived);
                             let (host, id) = (self.shared.host.clone(), self.row.id.clone());
-                            let patience = self.shared.config.patience;
                             exited = Some(Box::pin(async move { exit_of(&host, &id).await }));
-                            cut_off = Some(Box::pin(async move { arrived.cut_off(patience).await }));
+                            cut_off = Some(listen(arrived));
                             (Ok(()), None)
                         }
                         Err(error) => {
@@ -317,7 +335,10 @@ impl<'a> Owner<'a> {
                             let _gone = reply.send(Err(Error::new(ErrorKind::Conflict, message)));
                             continue;
                         };
-                        match self.pause(live, mode, ASKED, vec![reply]).instrument(span).await {
+                        let paused = self.pause(live, mode, ASKED, vec![reply]).instrument(span).await;
+                        // It could give no sign of life meanwhile.
+                        cut_off = Some(listen(Arc::clone(live)));
+                        match paused {
                             Pausing::Imaged(pausers) => return Life::Rests(pausers),
                             Pausing::RunsOn(_) => continue,
                             Pausing::Killed(unanswered) => {
@@ -325,6 +346,20 @@ impl<'a> Owner<'a> {
                                 (Event::Kill, ASKED.into())
                             }
                         }
+                    }
+                    Some((span, Request::Capture { image, generation, reply })) => {
+                        let Some(live) = &live else {
+                            let message = "the sandbox is still being started";
+                            let _gone = reply.send(Err(Error::new(ErrorKind::Conflict, message)));
+                            continue;
+                        };
+                        let captured = self.capture(live, &image, generation).instrument(span).await;
+                        cut_off = Some(listen(Arc::clone(live)));
+                        let (outcome, ended) = captured;
+                        let _gone = reply.send(outcome);
+                        let Some(Ended { unanswered }) = ended else { continue };
+                        killer = unanswered;
+                        (Event::Kill, ASKED.into())
                     }
                     Some((_, Request::Resume { reply, .. })) => {
                         if live.is_some() {
@@ -342,11 +377,12 @@ impl<'a> Owner<'a> {
                     // Every handle is gone, so this server stops.
                     None => std::future::pending().await,
                 },
-                () = sleep(left.min(clock_check)) => {
+                () = sleep(left.min(patience.clock_check)) => {
                     // It runs on after a pause that failed, and that could not be stored.
                     if self.row.state == SandboxState::Pausing {
                         self.run_on("it could not be paused").await;
                     }
+                    self.go_on(live.as_ref()).await;
                     continue
                 }
             };
@@ -411,7 +447,8 @@ impl<'a> Owner<'a> {
     async fn arrived(
         &mut self,
         outcome: Result<Arc<Live>, Error>,
-        origin: Origin,
+        of_image: bool,
+        resumed: bool,
     ) -> Result<Arc<Live>, Error> {
         let live = outcome?;
         if !self.settle(Event::Ready, "the agent is ready").await {
@@ -420,8 +457,10 @@ impl<'a> Owner<'a> {
         sandglass_failpoint::hit_async("control.create.reachable").await.map_err(crate::injected)?;
         self.shared.live.insert(Arc::clone(&live));
         // It has gone on from there; what is left by a failure is removed before the next one is made.
-        if origin.is_resumed() {
+        if resumed {
             self.remove_image().await;
+        }
+        if of_image {
             let end = self.shared.clock.now().plus(self.lease);
             if let Err(error) = self.set_end(end, true).await {
                 tracing::warn!(sandbox = %self.row.id, error = %Chain(&error), "it lives shorter than was asked for");
@@ -591,6 +630,9 @@ impl Drop for Owner<'_> {
 fn answer_at_end(id: &SandboxId, request: Request) {
     match request {
         Request::Kill(reply) => drop(reply.send(Ok(()))),
+        Request::Capture { reply, .. } => {
+            drop(reply.send(Err(Error::new(ErrorKind::Conflict, "the sandbox is being ended"))));
+        }
         request => request.refuse(crate::not_found(id)),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sandglass_engine::engine::Presence;
-use sandglass_store::SandboxRow;
+use sandglass_store::{ImageState, Purpose, SandboxRow, SnapshotRow};
 use sandglass_types::{OnTimeout, SandboxId, SandboxState, Timestamp};
 
 use crate::lifecycle::Event;
@@ -70,12 +70,13 @@ pub fn plan(
     repairs.into_iter().chain(of_rows).collect()
 }
 
-/// The images that nobody needs: all but those of sandboxes that are paused or on the way to it or from it. To be read in
-/// the order of [`plan`], `images` first.
+/// The images that no row needs: all but those of sandboxes that are paused or on the way to it or from it, and those that
+/// have rows of their own. To be read in the order of [`plan`], `images` first.
 #[must_use]
 pub fn unneeded(
     images: &BTreeSet<SandboxId>,
     rows: &[SandboxRow],
+    snapshots: &[SnapshotRow],
     owned: &BTreeSet<SandboxId>,
 ) -> Vec<SandboxId> {
     let needed: BTreeSet<_> = rows
@@ -83,9 +84,19 @@ pub fn unneeded(
         .filter(|row| {
             matches!(row.state, SandboxState::Pausing | SandboxState::Paused | SandboxState::Resuming)
         })
-        .map(|row| &row.id)
+        .map(|row| row.id.clone())
+        .chain(snapshots.iter().map(|row| row.id.image()))
         .collect();
     images.iter().filter(|image| !needed.contains(image) && !owned.contains(*image)).cloned().collect()
+}
+
+/// Whether the row of an image is there only for as long as somebody uses it.
+#[must_use]
+pub fn is_passing(row: &SnapshotRow) -> bool {
+    match (row.purpose, row.state) {
+        (Purpose::Snapshot, ImageState::Ready) => false,
+        (Purpose::Fork, _) | (_, ImageState::Writing | ImageState::Deleting) => true,
+    }
 }
 
 #[cfg(test)]
@@ -94,7 +105,9 @@ pub(crate) mod tests {
 
     use std::time::Duration;
 
-    use sandglass_types::{Digest, Generation, Lifetime, Limits, NodeId, PauseMode, TeamId, Timestamp};
+    use sandglass_types::{
+        Digest, Generation, Lifetime, Limits, NodeId, PauseMode, SnapshotId, TeamId, Timestamp,
+    };
 
     use super::*;
 
@@ -116,6 +129,7 @@ pub(crate) mod tests {
             request_host: None,
             lifetime: Lifetime::of(Duration::from_secs(1)),
             pause_mode: PauseMode::Full,
+            made_from: Default::default(),
             state,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(0),
@@ -198,7 +212,7 @@ pub(crate) mod tests {
         let (owned, none) = (BTreeSet::from([id.clone()]), BTreeSet::new());
         assert_eq!(plan(&on_machine, &none, rows, &owned, now), []);
         assert_eq!(plan(&on_machine, &none, vec![], &owned, now), []);
-        assert_eq!(unneeded(&owned, &[], &owned), []);
+        assert_eq!(unneeded(&owned, &[], &[], &owned), []);
     }
 
     #[test]
@@ -206,9 +220,41 @@ pub(crate) mod tests {
         use SandboxState::{Creating, Ended, Ending, Paused, Pausing, Resuming, Running};
         let id = SandboxId::random();
         let images = BTreeSet::from([id.clone()]);
-        let unneeded_by = |state| !unneeded(&images, &[row(&id, state)], &BTreeSet::new()).is_empty();
+        let unneeded_by = |state| !unneeded(&images, &[row(&id, state)], &[], &BTreeSet::new()).is_empty();
         let states = [Creating, Running, Pausing, Paused, Resuming, Ending, Ended];
         assert_eq!(states.map(unneeded_by), [true, true, false, false, false, true, true]);
-        assert_eq!(unneeded(&images, &[], &BTreeSet::new()), std::slice::from_ref(&id));
+        assert_eq!(unneeded(&images, &[], &[], &BTreeSet::new()), std::slice::from_ref(&id));
+    }
+
+    #[test]
+    fn an_image_with_a_row_is_needed_and_a_row_may_be_there_only_in_passing() {
+        use ImageState::{Deleting, Ready, Writing};
+        let id = SnapshotId::random();
+        let images = BTreeSet::from([id.image()]);
+        for (purpose, passing) in
+            [(Purpose::Snapshot, [true, false, true]), (Purpose::Fork, [true, true, true])]
+        {
+            for (state, passing) in [Writing, Ready, Deleting].into_iter().zip(passing) {
+                let source = row(&SandboxId::random(), SandboxState::Ended);
+                let image = SnapshotRow {
+                    id: id.clone(),
+                    node: source.node,
+                    team: source.team,
+                    namespace: "default".into(),
+                    purpose,
+                    name: None,
+                    template: source.template,
+                    rootfs: source.rootfs,
+                    limits: source.limits,
+                    source: source.id,
+                    generation: source.generation,
+                    state,
+                    created_at: source.created_at,
+                    bytes: 0,
+                };
+                assert_eq!(is_passing(&image), passing, "{purpose:?} {state:?}");
+                assert_eq!(unneeded(&images, &[], &[image], &BTreeSet::new()), []);
+            }
+        }
     }
 }

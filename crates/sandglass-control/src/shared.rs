@@ -7,17 +7,19 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use sandglass_engine::host::Host;
 use sandglass_engine::{EngineInfo, Feature};
 use sandglass_store::{SandboxRow, Store};
-use sandglass_types::{Clock, Error, ErrorKind, NodeId, SandboxId};
+use sandglass_types::reference::DEFAULT_TAG;
+use sandglass_types::{Clock, Error, ErrorKind, NodeId, Reference, SandboxId};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
 use crate::Config;
+use crate::images::Images;
 use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::owner::{Asked, Begin, Handle, Owner};
-use crate::template::{self, Template};
+use crate::template::Template;
 
 /// The sandboxes that can be reached now.
 #[derive(Debug, Default)]
@@ -45,6 +47,8 @@ pub(crate) struct Shared {
     pub(crate) engine: EngineInfo,
     pub(crate) node: NodeId,
     pub(crate) live: LiveMap,
+    /// Who uses an image that sandboxes are made from.
+    pub(crate) images: Images,
     pub(crate) metrics: Metrics,
     pub(crate) tasks: TaskTracker,
     /// What is left of the connections into sandboxes that there may be.
@@ -72,8 +76,22 @@ impl Shared {
         let (live, owners) = (LiveMap::default(), Mutex::default());
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let connections = Arc::new(Semaphore::new(config.budgets.connections));
-        let metrics = Metrics::new();
-        Self { store, host, clock, config, engine, node, live, metrics, tasks, connections, stop, owners }
+        let (metrics, images) = (Metrics::new(), Images::default());
+        Self {
+            store,
+            host,
+            clock,
+            config,
+            engine,
+            node,
+            live,
+            images,
+            metrics,
+            tasks,
+            connections,
+            stop,
+            owners,
+        }
     }
 
     /// The host as the maker of sockets in airlocks; `None` if the engine says that it has no airlocks. Whatever else
@@ -94,16 +112,16 @@ impl Shared {
         Err(Error::new(ErrorKind::Unsupported, message))
     }
 
-    /// The template that a client's reference means.
-    pub(crate) fn template(&self, reference: &str) -> Result<&Template, Error> {
-        let name = template::name_in(reference).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Invalid,
-                format!("invalid template reference {reference:?}: expected a name of a-z, 0-9, - and _"),
-            )
-        })?;
-        let unknown = || Error::new(ErrorKind::NotFound, format!("template '{reference}' not found"));
-        name.and_then(|name| self.config.templates.get(&name)).ok_or_else(unknown)
+    /// The template of this name.
+    pub(crate) fn template(&self, name: &str) -> Result<&Template, Error> {
+        let unknown = || Error::new(ErrorKind::NotFound, format!("template '{name}' not found"));
+        self.config.templates.get(name).ok_or_else(unknown)
+    }
+
+    /// The template that a reference means: they have no namespace, and no other tag than the one that is meant without.
+    pub(crate) fn template_meant(&self, reference: &Reference) -> Option<&Template> {
+        let here = reference.namespace().is_none() && reference.tag_or_default() == DEFAULT_TAG;
+        self.config.templates.get(reference.name()).filter(|_| here)
     }
 
     /// Claims a sandbox for a task of this process, or `None` if one has it already.

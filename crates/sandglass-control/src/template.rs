@@ -35,12 +35,6 @@ use sha2::{Digest as _, Sha256};
 pub use build::BuildFailure;
 use recipe::Recipe;
 
-/// Longest name of a template, in bytes.
-const MAX_NAME: usize = 64;
-
-/// The tag of a reference that names none.
-const DEFAULT_TAG: &str = "default";
-
 /// Longest record that [`load`] reads, in bytes.
 const MAX_RECORD: u64 = 64 * 1024;
 
@@ -263,28 +257,6 @@ fn build_template(
     };
     record(cache_dir, &template)?;
     Ok(template)
-}
-
-/// The name in a reference of the form `name[:tag]`, in lower case: `Some(None)` if it is well formed but can't be a
-/// template here, because it has another tag than `default` or a namespace. `None` if it is malformed.
-pub(crate) fn name_in(reference: &str) -> Option<Option<String>> {
-    let reference = reference.to_ascii_lowercase();
-    let (path, tag) = reference.split_once(':').unwrap_or((&reference, DEFAULT_TAG));
-    let is_tag = (1..=MAX_NAME).contains(&tag.len())
-        && tag.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.'));
-    let (namespace, name) = match path.split_once('/') {
-        Some((namespace, name)) => (Some(namespace), name),
-        None => (None, path),
-    };
-    if !is_tag || !is_name(name) || !namespace.is_none_or(is_name) {
-        return None;
-    }
-    Some((namespace.is_none() && tag == DEFAULT_TAG).then(|| name.to_owned()))
-}
-
-fn is_name(name: &str) -> bool {
-    (1..=MAX_NAME).contains(&name.len())
-        && name.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_'))
 }
 
 fn record_path(cache_dir: &Path, name: &str, key: Digest) -> PathBuf {

@@ -1,11 +1,13 @@
 //! The product on the engine that isolates nothing: a real store, the real line to the host, real agents, and a clock
-//! that the test sets. `SANDGLASS_GUEST` names the agent.
+//! that the test sets. `SANDGLASS_GUEST` names the agent. Where sandboxes are written to images, the agents are scripts.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "test code")]
 
 #[path = "control/bounds.rs"]
 mod bounds;
 #[path = "control/clock.rs"]
 mod clock;
+#[path = "control/copies.rs"]
+mod copies;
 #[path = "control/fixture.rs"]
 mod fixture;
 #[path = "control/lifecycle.rs"]
@@ -14,6 +16,8 @@ mod lifecycle;
 mod policy;
 #[path = "control/restart.rs"]
 mod restart;
+#[path = "control/scripted.rs"]
+mod scripted;
 #[path = "control/trouble.rs"]
 mod trouble;
 #[path = "control/troubled.rs"]

@@ -78,6 +78,8 @@ pub struct Enforcer {
     totals: Arc<Totals>,
     /// Tells that there are bindings that were not remembered.
     learned: Notify,
+    /// Changes when the other ends of all connections are gone.
+    severed: watch::Sender<()>,
 }
 
 #[derive(Debug)]
@@ -115,6 +117,7 @@ impl Enforcer {
             received: AtomicU64::new(carried.received),
             totals,
             learned: Notify::new(),
+            severed: watch::Sender::new(()),
         })
     }
 
@@ -232,6 +235,16 @@ impl Enforcer {
     #[must_use]
     pub fn remembered(&self) -> Remembered {
         Remembered { bindings: self.bindings().save(self.clock.now()), carried: self.carried() }
+    }
+
+    /// Resets all connections that the sandbox has now: its own ends of them are gone, and nobody else would say so.
+    pub fn sever(&self) {
+        self.severed.send_replace(());
+    }
+
+    /// Each [`Self::sever`] from now on is a change.
+    pub(crate) fn severed(&self) -> watch::Receiver<()> {
+        self.severed.subscribe()
     }
 
     /// Waits until there are bindings that [`Self::remembered`] did not have when this was asked last.

@@ -26,9 +26,11 @@ pub use edge::{Caller, Place};
 
 use std::convert::Infallible;
 use std::fmt;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -112,12 +114,21 @@ where
     O: Fn(&TcpStream) -> io::Result<SocketAddr>,
 {
     let proxy = Arc::new(Proxy { enforcer: Arc::clone(&enforcer), dial, meter: Meter::new(caps, enforcer) });
+    let mut severed = proxy.enforcer.severed();
     let mut flows = JoinSet::new();
     loop {
         let accepted = tokio::select! {
+            // Before what is newer than it.
+            biased;
+            Ok(()) = severed.changed() => {
+                flows.abort_all();
+                // Also those that nobody has looked at yet.
+                while let Poll::Ready(Ok(_)) = poll_fn(|cx| Poll::Ready(listener.poll_accept(cx))).await {}
+                continue;
+            }
             accepted = listener.accept() => accepted,
             Some(ended) = flows.join_next() => {
-                if let Err(error) = ended {
+                if let Err(error) = ended && !error.is_cancelled() {
                     tracing::error!(%error, "a flow failed");
                 }
                 continue;

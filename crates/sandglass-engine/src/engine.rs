@@ -332,11 +332,12 @@ pub trait Engine: Send + Sync {
     /// As [`Engine::start`].
     fn resume(&self, id: &SandboxId) -> Result<(), EngineError>;
 
-    /// Writes memory and processes of a *paused* sandbox to an image named `image`, and leaves it paused.
+    /// Writes memory and processes of a *paused* sandbox to an image named `image`, and leaves it paused. Returns what the
+    /// image takes on the disk, in bytes.
     ///
     /// # Errors
     /// As [`Engine::start`], or [`EngineError::Unsupported`].
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError>;
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<u64, EngineError>;
 
     /// Makes a new sandbox from an image and a copy of the disk that belongs to it.
     ///

@@ -34,7 +34,7 @@ use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Presence, SandboxSpec,
     SessionEnds, Stats, step,
 };
-use crate::files::{ids_in, private_folder, remove_folder};
+use crate::files::{allocated, ids_in, private_folder, remove_folder};
 use crate::locks::{Locks, lock};
 use crate::record::{self, Status};
 
@@ -303,10 +303,11 @@ impl Engine for FakeEngine {
         self.advance(&mut record, Status::Running)
     }
 
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<u64, EngineError> {
         self.write_image(id, image, "checkpoint", |spec, folder, target| {
             self.processes.checkpoint(spec, folder, target)
-        })
+        })?;
+        Ok(allocated(&self.image(image)).unwrap_or(0))
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {

@@ -66,7 +66,7 @@ use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Isolation, Pace, Presence, SandboxSpec,
     SessionEnds, Stats, step,
 };
-use crate::files::{ids_in, private_folder};
+use crate::files::{allocated, ids_in, private_folder};
 use crate::locks::{Locks, lock};
 use crate::record::{self as records, Status};
 use crate::session::Session;
@@ -514,7 +514,7 @@ impl Engine for GvisorEngine {
         self.control(id).resume()
     }
 
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<u64, EngineError> {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let record = self.expect(id, Presence::Paused, "checkpoint")?;
@@ -529,12 +529,15 @@ impl Engine for GvisorEngine {
             OsStr::new("--image-path"),
             checkpoint.as_os_str(),
         ];
-        if record.progress.is_some() {
-            self.control(id).checkpoint(&checkpoint)?;
+        let written = if record.progress.is_some() {
+            self.control(id).checkpoint(&checkpoint)
         } else {
-            self.runsc.verb(id, "checkpoint", &by_command_line, CHECKPOINT_TIMEOUT)?;
-        }
-        self.finish_image(record, unfinished, &target, Memory::With)
+            self.runsc.verb(id, "checkpoint", &by_command_line, CHECKPOINT_TIMEOUT)
+        };
+        written.map_err(image::unwritten)?;
+        self.finish_image(record, unfinished, &target, Memory::With)?;
+        // It is whole, and more than a number is not at stake.
+        Ok(allocated(&target).unwrap_or(0))
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {

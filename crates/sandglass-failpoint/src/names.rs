@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 68] = [
+pub const NAMES: [&str; 80] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -26,6 +26,20 @@ pub const NAMES: [&str; 68] = [
     "control.resume.store",
     "control.resume.host",
     "control.resume.boot",
+    // The unprivileged half, writing an image while its sandbox runs on, and removing it.
+    "control.snapshot.insert",
+    "control.snapshot.freeze",
+    "control.snapshot.host",
+    "control.snapshot.image",
+    "control.snapshot.go_on",
+    "control.snapshot.ready",
+    "control.snapshot.delete",
+    "control.snapshot.remove",
+    "control.snapshot.forget",
+    // The unprivileged half, making copies from it.
+    "control.fork.insert",
+    "control.fork.children",
+    "control.copy.host",
     // The unprivileged half, ending.
     "control.kill.receive",
     "control.kill.answer",

@@ -9,6 +9,7 @@ pub mod bounds;
 pub mod idempotency;
 pub mod listing;
 pub mod sandboxes;
+pub mod snapshots;
 pub mod teams;
 
 use std::collections::BTreeMap;
@@ -17,10 +18,11 @@ use std::time::Duration;
 use sandglass_egress::policy::Policy;
 use sandglass_types::budget::Amount;
 use sandglass_types::{
-    Digest, EndReason, KeyId, Lifetime, Limits, NodeId, SandboxId, SandboxState, TeamId, Timestamp,
+    Digest, EndReason, Generation, KeyId, Lifetime, Limits, NodeId, SandboxId, SandboxState, TeamId,
+    Timestamp,
 };
 
-use crate::{ApiKey, Created, ListFilter, NewSandbox, Order, Store, Transition};
+use crate::{ApiKey, Created, ListFilter, MadeFrom, NewSandbox, Order, Store, Transition};
 
 /// Makes one test per case. `$fresh` is an async expression of a pair: the store, as `Arc<dyn Store>`, and whatever
 /// must live as long as it.
@@ -33,6 +35,9 @@ macro_rules! store_conformance {
             sandboxes: a_row_comes_back_as_it_was_stored, a_policy_is_replaced_while_the_sandbox_runs, an_id_is_used_once, moves_compare_the_state,
                 one_of_many_moves_wins, ends_move_only_while_running, long_details_are_cut,
                 events_have_no_gaps, a_node_finds_its_own;
+            snapshots: an_image_comes_back_as_it_was_stored, clients_find_what_is_ready_and_their_own,
+                a_name_is_that_of_the_newest, pages_of_snapshots_are_stable, images_are_room_on_the_disk,
+                children_of_a_fork_are_admitted_together_or_not_at_all;
             audit: rows_are_kept_in_their_order_until_they_are_old, long_reasons_are_cut;
             idempotency: same_request_is_replayed, other_request_is_a_mismatch, keys_belong_to_one_team,
                 a_failed_attempt_frees_the_key, old_keys_are_forgotten, one_of_many_requests_inserts;
@@ -102,6 +107,8 @@ pub fn sandbox_of(team: TeamId, created: i64) -> NewSandbox {
         traffic_token: None,
         request_host: None,
         lifetime: Lifetime::of(Duration::from_secs(60)),
+        made_from: MadeFrom::Template,
+        generation: Generation::FIRST,
         created_at: at(created),
         end_at: at(created + 60_000),
         max_end_at: at(created + 3_600_000),

@@ -11,14 +11,16 @@ pub mod model;
 pub mod sqlite;
 
 pub use model::{
-    ApiKey, AuditEntry, Created, Event, IdempotencyKey, Identity, KeyDigest, ListFilter, ListPage,
-    MAX_DETAIL, NewSandbox, Order, PageCursor, Resume, Resumed, SandboxRow, Team, Transition,
+    Admitted, ApiKey, AuditEntry, Created, Event, IdempotencyKey, Identity, ImageState, KeyDigest,
+    ListFilter, ListPage, MAX_DETAIL, MadeFrom, NewSandbox, NewSnapshot, Order, PageCursor, Purpose, Resume,
+    Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotName, SnapshotPage, SnapshotRow, Team,
+    Transition,
 };
 pub use sqlite::SqliteStore;
 
 use async_trait::async_trait;
 use sandglass_egress::policy::Policy;
-use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
+use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp};
 
 /// A verb that could not be carried out.
 #[derive(Debug, thiserror::Error)]
@@ -116,6 +118,33 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Moves a *paused* sandbox to `Resuming`, in its next generation and with a new end, if the team's quota and the
     /// machine's capacity have room for it: in one transaction with that check.
     async fn resume(&self, id: &SandboxId, resume: &Resume) -> Result<Resumed, StoreError>;
+
+    /// Inserts an image in state `Writing`, and with it the sandboxes that a fork is to make from it, each in state
+    /// `Creating` with its first event: all of them in one transaction with the check of quota and capacity, or none.
+    async fn insert_snapshot(
+        &self,
+        new: &NewSnapshot,
+        children: &[NewSandbox],
+    ) -> Result<Admitted, StoreError>;
+
+    /// Moves an image from `Writing` to `Ready`. A snapshot that was ready before under its name has none any more.
+    /// `false` if it is not being written.
+    async fn snapshot_ready(&self, id: &SnapshotId, bytes: u64) -> Result<bool, StoreError>;
+
+    /// Moves an image to `Deleting`, after which no client finds it. `false` if it is not there, or is `Deleting` already.
+    async fn begin_snapshot_deletion(&self, id: &SnapshotId) -> Result<bool, StoreError>;
+
+    /// Removes the row of an image that is `Deleting`, once nothing of it is on the machine.
+    async fn forget_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError>;
+
+    /// The *ready* snapshot of a team that `key` means: that with the id if there is one, else the newest with the name.
+    async fn snapshot(&self, team: TeamId, key: &SnapshotKey) -> Result<Option<SnapshotRow>, StoreError>;
+
+    /// A page of a team's *ready* snapshots.
+    async fn list_snapshots(&self, filter: &SnapshotFilter) -> Result<SnapshotPage, StoreError>;
+
+    /// All images of a node that sandboxes are made from, whatever their purpose and state, oldest first.
+    async fn snapshots_on_node(&self, node: NodeId) -> Result<Vec<SnapshotRow>, StoreError>;
 
     /// Sets when the time of a *running* sandbox is up. With `only_later` an end that is not later than the present one
     /// changes nothing. The end in force afterwards, or `None` if it is not running, or is to be ended by now.

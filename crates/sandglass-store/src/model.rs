@@ -1,5 +1,7 @@
 //! Rows as typed values.
 
+mod snapshot;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
@@ -12,6 +14,11 @@ use sandglass_types::{
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+
+pub use snapshot::{
+    Admitted, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotFilter, SnapshotKey, SnapshotName,
+    SnapshotPage, SnapshotRow,
+};
 
 /// An owner of keys and sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -152,6 +159,10 @@ pub struct NewSandbox {
     pub request_host: Option<RequestHost>,
     /// How long it lives, and what happens then.
     pub lifetime: Lifetime,
+    /// How it is to be made.
+    pub made_from: MadeFrom,
+    /// The first, or the one after that of what it is a copy of.
+    pub generation: Generation,
     /// When the request came.
     pub created_at: Timestamp,
     /// When its time is up.
@@ -256,9 +267,11 @@ pub struct SandboxRow {
     pub lifetime: Lifetime,
     /// What its last pause keeps, or kept.
     pub pause_mode: PauseMode,
+    /// How it came to be.
+    pub made_from: MadeFrom,
     /// Where it is in its life.
     pub state: SandboxState,
-    /// Counts restores.
+    /// Counts restores, also those of what it is a copy of.
     pub generation: Generation,
     /// When the create request came.
     pub created_at: Timestamp,
@@ -330,13 +343,13 @@ pub enum Order {
     Descending,
 }
 
-/// Where the next page starts: after this sandbox. Stable while sandboxes come and go.
+/// Where the next page starts: after this sandbox or snapshot. Stable while they come and go.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PageCursor {
+pub struct PageCursor<Id = SandboxId> {
     /// Its time of creation.
     pub created_at: Timestamp,
     /// Its id, which orders those of one millisecond.
-    pub id: SandboxId,
+    pub id: Id,
 }
 
 /// Which sandboxes to list.

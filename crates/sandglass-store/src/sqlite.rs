@@ -6,13 +6,15 @@
 //!
 //! A power cut may lose the last commits of ordinary verbs (`synchronous=NORMAL`): what they describe is gone with
 //! the machine's memory anyway. Verbs on teams and keys are on disk when they return (`synchronous=FULL`), because
-//! a revoked key must never come back, and so are moves to and from `Paused`, because an image outlives the power.
+//! a revoked key must never come back, and so are moves to and from `Paused` and all of snapshots, because an image
+//! outlives the power.
 
 mod audit;
 mod list;
 mod open;
 mod rows;
 mod sandboxes;
+mod snapshots;
 mod teams;
 
 use std::fmt;
@@ -21,13 +23,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_egress::policy::Policy;
-use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, TeamId, Timestamp};
+use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp};
 use sqlx::sqlite::{SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{Connection as _, Sqlite, Transaction};
 
 use crate::{
-    ApiKey, AuditEntry, Created, Event, Identity, KeyDigest, ListFilter, ListPage, NewSandbox, Resume,
-    Resumed, SandboxRow, Store, StoreError, Team, Transition,
+    Admitted, ApiKey, AuditEntry, Created, Event, Identity, KeyDigest, ListFilter, ListPage, NewSandbox,
+    NewSnapshot, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotPage, SnapshotRow, Store,
+    StoreError, Team, Transition,
 };
 
 /// How long one verb waits for another process' write before it fails.
@@ -205,6 +208,38 @@ impl Store for SqliteStore {
 
     async fn resume(&self, id: &SandboxId, resume: &Resume) -> Result<Resumed, StoreError> {
         self.begin_resume(id, resume).await
+    }
+
+    async fn insert_snapshot(
+        &self,
+        new: &NewSnapshot,
+        children: &[NewSandbox],
+    ) -> Result<Admitted, StoreError> {
+        self.insert_image(new, children).await
+    }
+
+    async fn snapshot_ready(&self, id: &SnapshotId, bytes: u64) -> Result<bool, StoreError> {
+        self.finish_image(id, bytes).await
+    }
+
+    async fn begin_snapshot_deletion(&self, id: &SnapshotId) -> Result<bool, StoreError> {
+        self.give_image_up(id).await
+    }
+
+    async fn forget_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
+        self.forget_image(id).await
+    }
+
+    async fn snapshot(&self, team: TeamId, key: &SnapshotKey) -> Result<Option<SnapshotRow>, StoreError> {
+        self.find_snapshot(team, key).await
+    }
+
+    async fn list_snapshots(&self, filter: &SnapshotFilter) -> Result<SnapshotPage, StoreError> {
+        self.page_of_snapshots(filter).await
+    }
+
+    async fn snapshots_on_node(&self, node: NodeId) -> Result<Vec<SnapshotRow>, StoreError> {
+        self.images_of_node(node).await
     }
 
     async fn set_end(

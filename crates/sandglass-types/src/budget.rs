@@ -91,9 +91,15 @@ impl Amount {
             | SandboxState::Pausing
             | SandboxState::Resuming
             | SandboxState::Ending => self,
-            SandboxState::Paused => Self { disk_mib: self.disk_mib.saturating_add(self.memory_mib), ..NONE },
+            SandboxState::Paused => self.as_image(),
             SandboxState::Ended => NONE,
         }
+    }
+
+    /// What an image of sandboxes that were promised this is promised: room on the disk for their files and their memory.
+    #[must_use]
+    pub const fn as_image(self) -> Self {
+        Self { disk_mib: self.disk_mib.saturating_add(self.memory_mib), ..NONE }
     }
 }
 

@@ -102,6 +102,22 @@ base36_id!(
 );
 
 base36_id!(
+    /// Names one snapshot for ever.
+    SnapshotId,
+    SANDBOX_ID_LEN,
+    "snapshot",
+    "20 characters of a-z and 0-9"
+);
+
+impl SnapshotId {
+    /// The name of its image. Images of paused sandboxes have names of the same kind: the sandboxes' own.
+    #[must_use]
+    pub fn image(&self) -> SandboxId {
+        SandboxId(self.0.clone())
+    }
+}
+
+base36_id!(
     /// Names one data folder, made once with it. Every kernel object that a server makes carries it, and a
     /// server lists and destroys only what carries its own.
     InstanceId,

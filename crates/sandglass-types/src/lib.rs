@@ -13,12 +13,14 @@ pub mod id;
 pub mod lifetime;
 pub mod limits;
 pub mod net;
+pub mod reference;
 pub mod state;
 
 pub use clock::{Clock, SystemClock, Timestamp};
 pub use digest::Digest;
 pub use error::{Error, ErrorKind};
-pub use id::{Generation, InstanceId, KeyId, NodeId, SandboxId, TeamId};
+pub use id::{Generation, InstanceId, KeyId, NodeId, SandboxId, SnapshotId, TeamId};
 pub use lifetime::{Lifetime, OnTimeout, PauseMode, ResumeMode};
 pub use limits::Limits;
+pub use reference::Reference;
 pub use state::{EndReason, SandboxState};

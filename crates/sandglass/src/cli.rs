@@ -34,9 +34,12 @@ pub(crate) enum Command {
     Watchdog(Watchdog),
     /// Create a sandbox, run a command in it, destroy it, and exit with the command's code
     Run(Run),
-    /// List, inspect, use and end sandboxes
+    /// List, inspect, use, copy and end sandboxes
     #[command(subcommand)]
     Sandbox(Sandbox),
+    /// List and delete snapshots
+    #[command(subcommand)]
+    Snapshot(Snapshot),
     /// Say what a sandbox may reach, and what it reached
     #[command(subcommand)]
     Egress(Egress),
@@ -172,7 +175,7 @@ pub(crate) struct Remote {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) remote: Remote,
-    /// The template to start from
+    /// The template to start from, or a snapshot to go on from
     #[arg(long, default_value = "base", value_name = "T")]
     pub(crate) template: String,
     /// Seconds that sandbox and command may take
@@ -244,6 +247,29 @@ pub(crate) enum Sandbox {
         #[arg(long, value_name = "SECONDS", default_value_t = 300)]
         timeout: u64,
     },
+    /// Write a running sandbox to a snapshot, and print its id; the sandbox runs on
+    Snapshot {
+        #[command(flatten)]
+        remote: Remote,
+        /// Its id
+        id: String,
+        /// What to call the snapshot; another one of that name keeps only its id
+        #[arg(long, value_name = "NAME[:TAG]")]
+        name: Option<String>,
+    },
+    /// Make copies of a running sandbox that go on from where it is, and print their ids; the sandbox runs on
+    Fork {
+        #[command(flatten)]
+        remote: Remote,
+        /// Its id
+        id: String,
+        /// How many
+        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=100))]
+        count: u16,
+        /// How long each may run, in seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+        timeout: u64,
+    },
     /// End sandboxes, also paused ones
     Kill {
         #[command(flatten)]
@@ -251,6 +277,23 @@ pub(crate) enum Sandbox {
         /// Their ids
         #[arg(required = true)]
         ids: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Snapshot {
+    /// List snapshots
+    List {
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Delete snapshots; sandboxes that were made from them have all that they need
+    Delete {
+        #[command(flatten)]
+        remote: Remote,
+        /// Their ids or names
+        #[arg(required = true)]
+        snapshots: Vec<String>,
     },
 }
 

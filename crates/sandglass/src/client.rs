@@ -50,6 +50,8 @@ pub(crate) fn sandbox(verb: cli::Sandbox) -> anyhow::Result<ExitCode> {
         cli::Sandbox::Resume { remote, ids, reboot, timeout } => {
             block_on(resume(&remote, &ids, timeout, !reboot))
         }
+        cli::Sandbox::Snapshot { remote, id, name } => block_on(snapshot(&remote, &id, name.as_deref())),
+        cli::Sandbox::Fork { remote, id, count, timeout } => block_on(fork(&remote, &id, count, timeout)),
         cli::Sandbox::Exec { remote, id, user, cwd, command } => own_failure(block_on(async {
             let api = Api::new(&remote)?;
             let sandbox = api.reach(&id).await?;
@@ -57,6 +59,14 @@ pub(crate) fn sandbox(verb: cli::Sandbox) -> anyhow::Result<ExitCode> {
             let command = Command { words: command, user, cwd };
             finish(&exec::run(&api, &sandbox, command, remote.json).await?, remote.json)
         })),
+    }
+}
+
+/// `sandglass snapshot …`.
+pub(crate) fn snapshots(verb: cli::Snapshot) -> anyhow::Result<ExitCode> {
+    match verb {
+        cli::Snapshot::List { remote } => block_on(list_snapshots(&remote)),
+        cli::Snapshot::Delete { remote, snapshots } => block_on(delete_snapshots(&remote, &snapshots)),
     }
 }
 
@@ -147,6 +157,70 @@ async fn resume(
     }
     if remote.json {
         print_json(&json!({ "resumed": ids }))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn snapshot(remote: &cli::Remote, id: &str, name: Option<&str>) -> anyhow::Result<ExitCode> {
+    let made = Api::new(remote)?.snapshot(id, name).await?;
+    if remote.json {
+        print_json(&made)?;
+    } else {
+        let id = made["snapshotID"].as_str().context("the server's answer names no snapshot")?;
+        // As it is listed.
+        writeln!(std::io::stdout(), "{}", id.strip_suffix(":default").unwrap_or(id))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints those that there are, and fails if one is missing.
+async fn fork(remote: &cli::Remote, id: &str, count: u16, timeout: u64) -> anyhow::Result<ExitCode> {
+    let made = Api::new(remote)?.fork(id, count, timeout).await?;
+    if remote.json {
+        print_json(&Value::Array(made.clone()))?;
+    }
+    let mut code = ExitCode::SUCCESS;
+    for copy in &made {
+        match copy["sandbox"]["sandboxID"].as_str() {
+            Some(_) if remote.json => {}
+            Some(id) => writeln!(std::io::stdout(), "{id}")?,
+            None => {
+                let why = copy["error"]["message"].as_str().unwrap_or("the server does not say why");
+                eprintln!("sandglass: a copy could not be made: {why}");
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    Ok(code)
+}
+
+async fn list_snapshots(remote: &cli::Remote) -> anyhow::Result<ExitCode> {
+    let snapshots = Api::new(remote)?.snapshots().await?;
+    if remote.json {
+        print_json(&Value::Array(snapshots))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["SNAPSHOT", "NAME", "TEMPLATE", "SANDBOX", "CREATED", "MIB"]);
+    for snapshot in &snapshots {
+        let text = |field: &str| snapshot[field].as_str().unwrap_or("").to_owned();
+        let [id, name, template, sandbox, created] =
+            ["id", "name", "template", "sandbox", "created_at"].map(text);
+        let mib = snapshot["bytes"].as_u64().unwrap_or_default().div_ceil(1 << 20).to_string();
+        table.add_row([id, name, template, sandbox, created, mib]);
+    }
+    writeln!(std::io::stdout(), "{table}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn delete_snapshots(remote: &cli::Remote, snapshots: &[String]) -> anyhow::Result<ExitCode> {
+    let api = Api::new(remote)?;
+    for snapshot in snapshots {
+        api.delete_snapshot(snapshot).await?;
+    }
+    if remote.json {
+        print_json(&json!({ "deleted": snapshots }))?;
     }
     Ok(ExitCode::SUCCESS)
 }

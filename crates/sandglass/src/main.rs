@@ -48,6 +48,7 @@ fn main() -> ExitCode {
         Command::Watchdog(args) => failpoints::arm().and_then(|()| watchdog::run(args)),
         Command::Run(args) => client::run(args),
         Command::Sandbox(verb) => client::sandbox(verb),
+        Command::Snapshot(verb) => client::snapshots(verb),
         Command::Egress(verb) => client::egress(verb),
         Command::Ledger(args) => local::ledger(&args),
         Command::Doctor(args) => doctor::run(&args),

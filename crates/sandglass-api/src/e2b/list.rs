@@ -52,13 +52,6 @@ pub(crate) fn filter(team: TeamId, query: &Query) -> Result<ListFilter, ApiError
         Some("asc") => Order::Ascending,
         Some(_) => return Err(ApiError::invalid("invalid order: expected asc or desc")),
     };
-    let limit = match query.one("limit") {
-        None => MAX_PAGE,
-        Some(text) => match text.parse() {
-            Ok(limit) if (1..=MAX_PAGE).contains(&limit) => limit,
-            _ => return Err(ApiError::invalid("invalid limit: expected 1 to 100")),
-        },
-    };
     Ok(ListFilter {
         team,
         states: states(query)?,
@@ -67,8 +60,18 @@ pub(crate) fn filter(team: TeamId, query: &Query) -> Result<ListFilter, ApiError
         created_from: started_after(query)?,
         order,
         after: query.one("nextToken").map(|token| page::decode(token, order)).transpose()?,
-        limit,
+        limit: limit(query)?,
     })
+}
+
+/// Reads how many rows a page may have.
+///
+/// # Errors
+/// 400.
+pub(crate) fn limit(query: &Query) -> Result<u32, ApiError> {
+    let Some(text) = query.one("limit") else { return Ok(MAX_PAGE) };
+    let limit = text.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
+    limit.ok_or_else(|| ApiError::invalid("invalid limit: expected 1 to 100"))
 }
 
 #[cfg(test)]

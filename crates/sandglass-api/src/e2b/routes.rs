@@ -32,6 +32,9 @@ use crate::router::ApiState;
 /// Says what was accepted and has less effect than its author may think.
 pub(crate) const WARNING: HeaderName = HeaderName::from_static("x-sandglass-warning");
 
+/// How a new sandbox came to be: `template`, started cold, or `snapshot`.
+pub(crate) const ORIGIN: HeaderName = HeaderName::from_static("sandglass-origin");
+
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// How long a connect extends a sandbox's life if the client does not say, in seconds.
@@ -156,8 +159,9 @@ async fn create(
     let row = state.backend.create(team, request).await?;
     let made = Made(row.id.clone());
     let warning = warning(&*state.backend, &row);
+    let origin = HeaderValue::from_static(row.made_from.origin());
     let sandbox = Sandbox::new(row, state.backend.domain());
-    let mut response = (StatusCode::CREATED, axum::Json(sandbox)).into_response();
+    let mut response = (StatusCode::CREATED, [(ORIGIN, origin)], axum::Json(sandbox)).into_response();
     response.headers_mut().extend(warning);
     response.extensions_mut().insert(made);
     Ok(response)
@@ -192,7 +196,8 @@ pub(crate) fn warnings(backend: &dyn Backend, row: &SandboxRow) -> Vec<String> {
 }
 
 #[utoipa::path(post, path = "/v2/sandboxes", tag = "e2b", request_body = NewSandbox, responses(
-    (status = 201, description = "Created; its guest API answers", body = Sandbox),
+    (status = 201, description = "Created; its guest API answers", body = Sandbox,
+     headers(("sandglass-origin" = String, description = "`template`, started cold, or `snapshot`"))),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn create_v2(
@@ -205,7 +210,8 @@ async fn create_v2(
 }
 
 #[utoipa::path(post, path = "/sandboxes", tag = "e2b", request_body = NewSandbox, responses(
-    (status = 201, description = "Created; its guest API answers", body = Sandbox),
+    (status = 201, description = "Created; its guest API answers", body = Sandbox,
+     headers(("sandglass-origin" = String, description = "`template`, started cold, or `snapshot`"))),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn create_v1(

@@ -224,6 +224,7 @@ pub(crate) mod tests {
             request_host: None,
             lifetime: Lifetime::of(Duration::from_secs(300)),
             pause_mode: PauseMode::Full,
+            made_from: Default::default(),
             state: SandboxState::Running,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(1_764_424_800_123),

@@ -519,3 +519,76 @@ async fn browsers_may_call_from_anywhere() {
         face.send("GET", "/v2/sandboxes", &[("origin", "https://app.test"), ("x-api-key", KEY)], "").await;
     assert!(answer.header("access-control-expose-headers").unwrap().contains("x-next-token"));
 }
+
+#[tokio::test]
+async fn snapshots_are_made_listed_and_deleted() {
+    let face = Face::new();
+    let id = face.create(r#"{"templateID":"base"}"#).await;
+    let path = format!("/sandboxes/{id}/snapshots");
+    let first = face.ask("POST", &path, "").await;
+    assert_eq!((first.status, first.json()["names"].clone()), (201, serde_json::json!([])), "{}", first.body);
+    let named = face.ask("POST", &path, r#"{"name":"Nightly:v2"}"#).await;
+    assert_eq!(named.json()["names"], serde_json::json!(["default/nightly:v2"]), "{}", named.body);
+    let without_memory = face.ask("POST", &path, r#"{"memory":false}"#).await;
+    without_memory.error(400);
+    assert_eq!(without_memory.json()["error_code"], "snapshot_filesystem_only_disabled");
+    for body in [r#"{"name":"a b"}"#, r#"{"name":7}"#, r#"{"name":""}"#, "[]"] {
+        face.ask("POST", &path, body).await.error(400);
+    }
+    face.ask("POST", "/sandboxes/00000000000000000000/snapshots", "").await.error(404);
+
+    let [first, named] =
+        [first, named].map(|answer| answer.json()["snapshotID"].as_str().unwrap().to_owned());
+    let listed = async |query: &str| {
+        let answer = face.ask("GET", &format!("/snapshots{query}"), "").await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let ids: Vec<_> =
+            answer.json().as_array().unwrap().iter().map(|row| row["snapshotID"].to_string()).collect();
+        (ids, answer.header("x-next-token").map(str::to_owned))
+    };
+    let quoted = [&named, &first].map(|id| format!("\"{id}\""));
+    assert_eq!(listed("").await, (quoted.to_vec(), None));
+    assert_eq!(listed(&format!("?sandboxID={id}")).await.0.len(), 2);
+    assert_eq!(listed("?sandboxID=00000000000000000000").await.0.len(), 0);
+    assert_eq!(listed("?name=nightly").await.0, quoted[..1]);
+    let (page, next) = listed("?limit=1").await;
+    assert_eq!(page, quoted[..1]);
+    assert_eq!(listed(&format!("?limit=1&nextToken={}", next.unwrap())).await, (quoted[1..].to_vec(), None));
+    for query in ["limit=0", "limit=x", "nextToken=x", "name=a%20b", "sandboxID=A"] {
+        face.ask("GET", &format!("/snapshots?{query}"), "").await.error(400);
+    }
+    let native = face.ask("GET", "/v1/snapshots?name=nightly", "").await.json();
+    assert_eq!(native[0]["name"], "default/nightly:v2");
+    assert_eq!((&native[0]["sandbox"], &native[0]["bytes"]), (&id.into(), &4096.into()));
+
+    let delete = async |id: &str| face.ask("DELETE", &format!("/templates/{id}"), "").await;
+    assert_eq!(delete("default%2Fnightly%3Av2").await.status, 204);
+    delete("default%2Fnightly%3Av2").await.error(404);
+    assert_eq!(delete(&first).await.status, 204);
+    delete(&first).await.error(404);
+    delete("%00").await.error(400);
+    assert_eq!(listed("").await.0.len(), 0);
+}
+
+#[tokio::test]
+async fn a_fork_has_one_answer_for_each_copy() {
+    let face = Face::new();
+    let id = face.create(r#"{"templateID":"base"}"#).await;
+    let path = format!("/sandboxes/{id}/fork");
+    let one = face.ask("POST", &path, "").await;
+    assert_eq!(one.status, 201, "{}", one.body);
+    let copies = one.json();
+    assert_eq!(copies.as_array().unwrap().len(), 1);
+    let child = copies[0]["sandbox"]["sandboxID"].as_str().unwrap().to_owned();
+    assert_ne!(child, id);
+    let detail = face.ask("GET", &format!("/v1/sandboxes/{child}"), "").await.json();
+    assert_eq!((&detail["origin"], &detail["made_from"]), (&"fork".into(), &id.clone().into()));
+    // Those that fail do so on their own.
+    let three = face.ask("POST", &path, r#"{"count":3,"timeout":60}"#).await.json();
+    assert_eq!(three[1]["error"], serde_json::Value::Null);
+    assert_eq!((&three[2]["error"]["code"], &three[2]["sandbox"]), (&503.into(), &serde_json::Value::Null));
+    for body in [r#"{"count":0}"#, r#"{"count":101}"#, r#"{"count":-1}"#, r#"{"timeout":0}"#, "7"] {
+        face.ask("POST", &path, body).await.error(400);
+    }
+    face.ask("POST", "/sandboxes/00000000000000000000/fork", "").await.error(404);
+}

@@ -15,11 +15,12 @@ use tokio_util::task::TaskTracker;
 
 use super::Pauses;
 use crate::agent;
+use crate::images::Lease;
 use crate::live::Live;
 use crate::shared::Shared;
 
 /// Where a sandbox that comes up is from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Origin {
     /// It is to be made.
     New,
@@ -29,6 +30,8 @@ pub(super) enum Origin {
     Image,
     /// It is to be started anew from the disk in its image, which has its id.
     Disk,
+    /// It is to be made from an image of another one.
+    Copy(Lease),
 }
 
 impl Origin {
@@ -40,13 +43,23 @@ impl Origin {
         }
     }
 
+    /// Whether its memory is from an image, and knows nothing of the time since, nor of who it is now.
+    const fn has_memory(&self) -> bool {
+        matches!(self, Self::Image | Self::Copy(_))
+    }
+
+    /// Whether it is made from an image, be it the disk alone. Its time begins when it runs.
+    pub(super) const fn is_of_image(&self) -> bool {
+        matches!(self, Self::Image | Self::Disk | Self::Copy(_))
+    }
+
     /// Whether it was paused before.
-    pub(super) const fn is_resumed(self) -> bool {
+    pub(super) const fn is_resumed(&self) -> bool {
         matches!(self, Self::Image | Self::Disk)
     }
 
     /// Whether its agent starts.
-    const fn starts(self) -> bool {
+    const fn starts(&self) -> bool {
         matches!(self, Self::New | Self::Disk)
     }
 }
@@ -96,6 +109,7 @@ pub(super) async fn bring_up(
     origin: Origin,
 ) -> Result<Arc<Live>, Error> {
     let (host, id) = (&shared.host, &row.id);
+    let (starts, restored) = (origin.starts(), origin.has_memory());
     match origin {
         Origin::New => {
             sandglass_failpoint::hit_async("control.create.host").await.map_err(crate::injected)?;
@@ -109,6 +123,18 @@ pub(super) async fn bring_up(
             sandglass_failpoint::hit_async("control.resume.boot").await.map_err(crate::injected)?;
             host.boot(spec(&row, ends), id).await?;
         }
+        Origin::Copy(lease) => {
+            sandglass_failpoint::hit_async("control.copy.host").await.map_err(crate::injected)?;
+            let restored = host.restore(spec(&row, ends), &lease.id().image()).await;
+            restored.map_err(|error| match error.refusal() {
+                Some(RefusalKind::NotFound) => {
+                    Error::internal("the image of this snapshot is not on this machine any more", error)
+                }
+                _ => error.into(),
+            })?;
+            // It has a copy of all that it needs.
+            drop(lease);
+        }
         Origin::Found => {}
     }
     sandglass_failpoint::hit_async("control.create.guard").await.map_err(crate::injected)?;
@@ -118,7 +144,7 @@ pub(super) async fn bring_up(
         let egress = &shared.config.egress;
         agent::guard_airlock(host, id, &enforcer, egress, &gone, &tasks).await?;
     }
-    if origin.starts() && !gone.is_cancelled() {
+    if starts && !gone.is_cancelled() {
         sandglass_failpoint::hit_async("control.create.start").await.map_err(crate::injected)?;
         host.start(id).await?;
     }
@@ -130,18 +156,19 @@ pub(super) async fn bring_up(
             agent::configure(&session, &row, shared.template(&row.template)?).await
         };
         // A new one is still starting, and finds there at once what it shall be.
-        if origin.starts() {
+        if starts {
             configure().await?;
         }
         let hello = agent::greet(&session, id).await?;
-        if hello.generation != row.generation.0 {
-            if !origin.starts() {
+        // One from an image is configured whatever it says: it was another one, or of another generation.
+        if restored || hello.generation != row.generation.0 {
+            if !starts {
                 configure().await?;
             }
             agent::configured(&session, &row).await?;
         }
         // It said nothing more before its image was made, and knows nothing of the time in between.
-        if origin == Origin::Image {
+        if restored {
             agent::thaw(&session).await?;
         }
         let (airlock, connections) = (shared.airlocks().cloned(), Arc::clone(&shared.connections));

@@ -34,9 +34,9 @@ const STORE_TRIES: u32 = 5;
 
 /// That somebody ended a sandbox while its image was written.
 #[derive(Debug, Default)]
-struct Ended {
+pub(super) struct Ended {
     /// Who did, where it could not be stored yet.
-    unanswered: Option<Reply>,
+    pub(super) unanswered: Option<Reply>,
 }
 
 /// How a pause went.
@@ -122,21 +122,24 @@ impl Owner<'_> {
                 },
             };
             match request {
-                Request::Kill(reply) => {
-                    let ended = ended.get_or_insert_default();
-                    if self.settle(Event::Kill, ASKED).instrument(span).await {
-                        // Before who asked hears of it, nobody gets in any more.
-                        self.make_unreachable();
-                        let _gone = reply.send(Ok(()));
-                    } else {
-                        ended.unanswered = Some(reply);
-                    }
-                }
+                Request::Kill(reply) => self.end_during(&mut ended, reply).instrument(span).await,
                 request if ended.is_some() => request.refuse(crate::not_found(&self.row.id)),
                 Request::Pause { reply, .. } => pausers.push(reply),
                 resume @ Request::Resume { .. } => self.deferred.push_back((span, resume)),
                 request => request.refuse(in_between(&self.row)),
             }
+        }
+    }
+
+    /// Ends it while its image is written.
+    pub(super) async fn end_during(&mut self, ended: &mut Option<Ended>, reply: Reply) {
+        let ended = ended.get_or_insert_default();
+        if self.settle(Event::Kill, ASKED).await {
+            // Before who asked hears of it, nobody gets in any more.
+            self.make_unreachable();
+            let _gone = reply.send(Ok(()));
+        } else {
+            ended.unanswered = Some(reply);
         }
     }
 
@@ -221,6 +224,10 @@ impl Owner<'_> {
                 Request::Pause { reply, .. } => {
                     drop(reply.send(Err(Error::new(ErrorKind::Conflict, "the sandbox is already paused"))));
                 }
+                Request::Capture { reply, .. } => {
+                    let message = "the sandbox is paused: resume it first";
+                    drop(reply.send(Err(Error::new(ErrorKind::Conflict, message))));
+                }
                 request => request.refuse(in_between(&self.row)),
             }
         }
@@ -284,15 +291,20 @@ async fn write_image(host: Host, live: Arc<Live>, mode: PauseMode) -> Result<(),
     host.pause(id).await?;
     sandglass_failpoint::hit_async("control.pause.image").await.map_err(crate::injected)?;
     let written = match mode {
-        PauseMode::Full => host.checkpoint(id, id).await,
+        PauseMode::Full => host.checkpoint(id, id).await.map(drop),
         PauseMode::Filesystem => host.keep_disk(id, id).await,
     };
-    written.map_err(|error| match &error {
+    written.map_err(unwritten)
+}
+
+/// Why no image could be written.
+pub(super) fn unwritten(error: HostError) -> Error {
+    match &error {
         HostError::Refused { message, .. } if message.contains(DELETED) => {
-            let message =
-                "the sandbox can't be paused as it is, and runs on: a program has a file open that was deleted";
+            let message = "no image can be made of the sandbox as it is, and it runs on: a program has a file open that \
+                 was deleted";
             Error::new(ErrorKind::Conflict, message).because(error)
         }
         _ => Error::from(error),
-    })
+    }
 }

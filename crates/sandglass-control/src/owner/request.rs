@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use sandglass_egress::policy::Policy;
-use sandglass_types::{Error, PauseMode, ResumeMode, SandboxId, Timestamp};
+use sandglass_types::{Error, Generation, PauseMode, ResumeMode, SandboxId, SnapshotId, Timestamp};
 use tokio::sync::{mpsc, oneshot};
 use tracing::Span;
+
+use super::capture::Captured;
 
 /// Who asks, and hears when it is done.
 pub(crate) type Reply<T = ()> = oneshot::Sender<Result<T, Error>>;
@@ -24,6 +26,15 @@ pub(crate) enum Request {
         mode: PauseMode,
         /// Who asks.
         reply: Reply,
+    },
+    /// Write it to an image, and let it run on. Answered when it does.
+    Capture {
+        /// Whose image it will be.
+        image: SnapshotId,
+        /// The generation that it must be in.
+        generation: Generation,
+        /// Who asks.
+        reply: Reply<Captured>,
     },
     /// Let it run again, if it is paused. Answered when it can be reached.
     Resume {
@@ -72,6 +83,7 @@ impl Request {
                 drop(reply.send(Err(why)));
             }
             Self::SetEnd { reply, .. } => drop(reply.send(Err(why))),
+            Self::Capture { reply, .. } => drop(reply.send(Err(why))),
         }
     }
 }
@@ -99,6 +111,15 @@ impl Handle {
 
     pub(crate) async fn pause(&self, id: &SandboxId, mode: PauseMode) -> Result<(), Error> {
         self.ask(id, |reply| Request::Pause { mode, reply }).await
+    }
+
+    pub(crate) async fn capture(
+        &self,
+        id: &SandboxId,
+        image: &SnapshotId,
+        generation: Generation,
+    ) -> Result<Captured, Error> {
+        self.ask(id, |reply| Request::Capture { image: image.clone(), generation, reply }).await
     }
 
     pub(crate) async fn resume(

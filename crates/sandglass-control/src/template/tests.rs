@@ -52,20 +52,6 @@ fn the_release_is_read_with_and_without_quotes() {
 }
 
 #[test]
-fn references_are_read_as_e2b_clients_write_them() {
-    let base = || Some(Some("base".to_owned()));
-    for reference in ["base", "Base", "base:default", "base:DEFAULT"] {
-        assert_eq!(name_in(reference), base(), "{reference:?}");
-    }
-    for reference in ["base:v1.2", "team/base", "team/base:default"] {
-        assert_eq!(name_in(reference), Some(None), "{reference:?}");
-    }
-    for reference in ["", ":", "base:", "/base", "a/b/c", "not a name!", "../base", "base:a:b", "b\u{e4}se"] {
-        assert_eq!(name_in(reference), None, "{reference:?}");
-    }
-}
-
-#[test]
 fn a_damaged_record_is_an_error_with_its_path() {
     let cache = tempfile::tempdir().unwrap();
     fs::create_dir(cache.path().join("templates")).unwrap();

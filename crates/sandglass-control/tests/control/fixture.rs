@@ -27,6 +27,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::scripted::{Agents, Manner};
 use crate::trouble::{Trouble, Troubled};
 
 /// Longest wait for anything: only reached when something is wrong.
@@ -50,6 +51,8 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Opt
 pub(crate) struct World {
     dir: TempDir,
     instance: InstanceId,
+    /// What its sandboxes run, if they are threads.
+    agents: Option<Arc<Agents>>,
     pub(crate) clock: Arc<ManualClock>,
     pub(crate) trouble: Arc<Trouble>,
     pub(crate) patience: Patience,
@@ -63,6 +66,7 @@ impl World {
         Self {
             dir: tempfile::Builder::new().prefix("sandglass-control-").tempdir().unwrap(),
             instance: InstanceId::random(),
+            agents: None,
             clock: Arc::new(ManualClock::new(SystemClock.now())),
             trouble: Arc::default(),
             // The wall clock of these tests jumps, and nobody wants to wait for it.
@@ -72,17 +76,27 @@ impl World {
         }
     }
 
+    /// One whose sandboxes are threads, which can be written to images.
+    pub(crate) fn scripted(manner: Manner) -> Self {
+        let mut world = Self::new();
+        world.agents = Some(Arc::new(Agents::new(manner)));
+        world
+    }
+
     pub(crate) fn engine(&self) -> FakeEngine {
         let agent = std::env::var_os("SANDGLASS_GUEST").expect(
             "SANDGLASS_GUEST must name the guest agent: `make guest` builds it, and the Makefile sets it for all tests",
         );
-        FakeEngine::open(FakeConfig {
+        let config = FakeConfig {
             data: self.dir.path().join("host"),
             instance: self.instance.clone(),
             agent: agent.into(),
             agent_args: vec!["unsealed".into()],
-        })
-        .unwrap()
+        };
+        match &self.agents {
+            Some(agents) => FakeEngine::scripted(config, Arc::<Agents>::clone(agents)).unwrap(),
+            None => FakeEngine::open(config).unwrap(),
+        }
     }
 
     fn sandboxes(&self) -> PathBuf {

@@ -100,18 +100,22 @@ impl Engine for Troubled {
     }
 
     fn pause(&self, id: &SandboxId) -> Result<(), EngineError> {
+        self.trouble.meet("pause")?;
         self.engine.pause(id)
     }
 
     fn resume(&self, id: &SandboxId) -> Result<(), EngineError> {
+        self.trouble.meet("resume")?;
         self.engine.resume(id)
     }
 
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<u64, EngineError> {
+        self.trouble.meet("checkpoint")?;
         self.engine.checkpoint(id, image)
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
+        self.trouble.meet("restore")?;
         self.engine.restore(spec, image)
     }
 
@@ -128,6 +132,7 @@ impl Engine for Troubled {
     }
 
     fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        self.trouble.meet("remove_image")?;
         self.engine.remove_image(image)
     }
 

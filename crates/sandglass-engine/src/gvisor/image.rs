@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sandglass_types::Limits;
+use sandglass_types::error::Chain;
 use serde::{Deserialize, Serialize};
 
 use super::record::Pinned;
-use crate::engine::{EngineError, step};
+use crate::engine::{EngineError, Lack, step};
 
 /// Upper bound of an image's description, in bytes.
 const MAX_META_LEN: u64 = 64 * 1024;
@@ -160,6 +161,17 @@ fn mismatch(meta: &Meta, wanted: &Pinned, limits: Limits, memory: Memory) -> Opt
     other.map(Mismatch::Other)
 }
 
+/// What the system calls a full disk, in the words of `runsc`.
+const FULL: &str = "no space left on device";
+
+/// A failed checkpoint. `runsc` tells in words alone that there was no room for it.
+pub(super) fn unwritten(error: EngineError) -> EngineError {
+    if Chain(&error).to_string().contains(FULL) {
+        return EngineError::NoRoom { lack: Lack::Disk, step: "write the image", source: error.into() };
+    }
+    error
+}
+
 /// How the names of unfinished images begin; those of images never do.
 const UNFINISHED: &str = ".making-";
 
@@ -281,6 +293,13 @@ mod tests {
         let mut text = serde_json::to_value(meta(pinned(), With)).unwrap();
         text.as_object_mut().unwrap().remove("memory");
         assert_eq!(serde_json::from_value::<Meta>(text).unwrap().memory, With);
+    }
+
+    #[test]
+    fn a_full_disk_is_known_by_what_is_said_of_it() {
+        let said = |said: &str| matches!(unwritten(step("checkpoint", said)), EngineError::NoRoom { .. });
+        assert!(said("save failed: write /x/checkpoint.img: no space left on device"));
+        assert!(!said("deleted and invalidated dentries can't be restored"));
     }
 
     #[test]

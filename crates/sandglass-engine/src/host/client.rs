@@ -215,12 +215,15 @@ impl Host {
         self.do_it(Verb::Resume(id.clone())).await
     }
 
-    /// Writes a paused sandbox to an image.
+    /// Writes a paused sandbox to an image. Returns what that takes on the disk, in bytes.
     ///
     /// # Errors
     /// As all verbs: [`HostError`].
-    pub async fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), HostError> {
-        self.do_it(Verb::Checkpoint { id: id.clone(), image: image.clone() }).await
+    pub async fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<u64, HostError> {
+        match self.ask(Verb::Checkpoint { id: id.clone(), image: image.clone() }).await? {
+            (Answer::Written(bytes), _) => Ok(bytes),
+            _ => Err(HostError::Confused),
+        }
     }
 
     /// Makes a new sandbox from an image.

@@ -148,6 +148,8 @@ pub enum Answer {
     List(Vec<(SandboxId, Presence)>),
     /// To [`Verb::Images`].
     Images(Vec<SandboxId>),
+    /// To [`Verb::Checkpoint`]: what the image takes on the disk, in bytes.
+    Written(u64),
     /// To [`Verb::Wait`].
     Exit(Exit),
     /// It is not done.

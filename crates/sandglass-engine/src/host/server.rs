@@ -108,7 +108,9 @@ fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
         Verb::Start(id) => engine.start(&id).map(done),
         Verb::Pause(id) => engine.pause(&id).map(done),
         Verb::Resume(id) => engine.resume(&id).map(done),
-        Verb::Checkpoint { id, image } => engine.checkpoint(&id, &image).map(done),
+        Verb::Checkpoint { id, image } => {
+            engine.checkpoint(&id, &image).map(|bytes| (Answer::Written(bytes), Vec::new()))
+        }
         Verb::Restore { spec, image } => engine.restore(&spec, &image).map(done),
         Verb::KeepDisk { id, image } => engine.keep_disk(&id, &image).map(done),
         Verb::Boot { spec, image } => engine.boot(&spec, &image).map(done),

@@ -78,7 +78,7 @@ impl Engine for Liar {
         self.inner.resume(id)
     }
 
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<u64, EngineError> {
         self.inner.checkpoint(id, image)
     }
 

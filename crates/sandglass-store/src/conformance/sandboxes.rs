@@ -13,7 +13,7 @@ use sandglass_types::{
 use tokio::task::JoinSet;
 
 use super::{at, digest, end, insert, run, sandbox_of, step, team};
-use crate::{Event, MAX_DETAIL, NewSandbox, SandboxRow, Store, StoreError, Transition};
+use crate::{Event, MAX_DETAIL, MadeFrom, NewSandbox, SandboxRow, Store, StoreError, Transition};
 
 fn policy(host: &str) -> Policy {
     let rule = serde_json::json!({"allow": host, "ports": [443]});
@@ -58,6 +58,8 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
             on_timeout: OnTimeout::Pause { auto_resume: true },
             idle: Some(Duration::from_millis(1)),
         },
+        made_from: MadeFrom::Fork(SandboxId::random()),
+        generation: Generation(3),
         ..sandbox_of(team(&*store).await, 5)
     };
     let id = insert(&*store, &new).await;
@@ -78,8 +80,9 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         request_host: Some(mask),
         lifetime: new.lifetime,
         pause_mode: PauseMode::Full,
+        made_from: new.made_from,
         state: S::Creating,
-        generation: Generation::FIRST,
+        generation: Generation(3),
         created_at: at(5),
         end_at: at(60_005),
         max_end_at: at(3_600_005),

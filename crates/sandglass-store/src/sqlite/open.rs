@@ -16,7 +16,7 @@ use crate::StoreError;
 
 /// The files in `migrations/sqlite`, by version. `sqlx::migrate!` would find them itself, but all of sqlx, with `SQLite`,
 /// would have to be built a second time for it.
-const STEPS: [(i64, &str, &str); 7] = [
+const STEPS: [(i64, &str, &str); 8] = [
     (1, "init", include_str!("../../migrations/sqlite/0001_init.sql")),
     (2, "egress", include_str!("../../migrations/sqlite/0002_egress.sql")),
     (3, "bounds", include_str!("../../migrations/sqlite/0003_bounds.sql")),
@@ -24,6 +24,7 @@ const STEPS: [(i64, &str, &str); 7] = [
     (5, "pause", include_str!("../../migrations/sqlite/0005_pause.sql")),
     (6, "lifetimes", include_str!("../../migrations/sqlite/0006_lifetimes.sql")),
     (7, "idle", include_str!("../../migrations/sqlite/0007_idle.sql")),
+    (8, "snapshots", include_str!("../../migrations/sqlite/0008_snapshots.sql")),
 ];
 
 /// All schema changes, oldest first.

@@ -8,19 +8,24 @@ use std::time::Duration;
 use sandglass_egress::policy::{Policy, RequestHost};
 use sandglass_types::budget::Amount;
 use sandglass_types::limits::Unchecked;
+use sandglass_types::reference::namespace_of;
 use sandglass_types::{
     EndReason, Generation, Lifetime, Limits, OnTimeout, PauseMode, SandboxState, Timestamp,
 };
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use crate::{ApiKey, AuditEntry, Event, Identity, SandboxRow, StoreError, Team};
+use crate::{
+    ApiKey, AuditEntry, Event, Identity, ImageState, MadeFrom, Purpose, SandboxRow, SnapshotName,
+    SnapshotRow, StoreError, Team,
+};
 
 /// The columns of a sandbox, for use in `concat!`; [`sandbox`] reads them.
 macro_rules! sandbox_columns {
     () => {
         "id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, access_token, metadata, env, \
-         allow_internet_access, policy, traffic_token, request_host, timeout, on_timeout, idle_timeout, pause_mode, state, generation, created_at, end_at, max_end_at, ended_at, end_reason"
+         allow_internet_access, policy, traffic_token, request_host, timeout, on_timeout, idle_timeout, pause_mode, \
+         state, generation, created_at, end_at, max_end_at, ended_at, end_reason, origin, made_from"
     };
 }
 pub(super) use sandbox_columns;
@@ -132,6 +137,23 @@ fn parse_reason(what: &'static str, text: &str) -> Result<EndReason, StoreError>
     })
 }
 
+/// How a purpose is written.
+pub(super) const fn purpose_text(purpose: Purpose) -> &'static str {
+    match purpose {
+        Purpose::Snapshot => "snapshot",
+        Purpose::Fork => "fork",
+    }
+}
+
+/// What it is written that a sandbox came from.
+pub(super) fn made_from_text(made_from: &MadeFrom) -> Option<&str> {
+    match made_from {
+        MadeFrom::Template => None,
+        MadeFrom::Snapshot(id) => Some(id.as_str()),
+        MadeFrom::Fork(id) => Some(id.as_str()),
+    }
+}
+
 /// How a map is written.
 pub(super) fn map_text(map: &BTreeMap<String, String>) -> String {
     let object = map.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
@@ -197,6 +219,31 @@ impl Columns<'_> {
     fn maybe_span(&self, name: &'static str) -> Result<Option<Duration>, StoreError> {
         let value: Option<i64> = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
         value.map(|_| self.span(name)).transpose()
+    }
+
+    fn limits(&self) -> Result<Limits, StoreError> {
+        let limits = Unchecked {
+            cpus: self.number("cpus")?,
+            memory_mib: self.number("memory_mib")?,
+            disk_mib: self.number("disk_mib")?,
+            processes: self.number("processes")?,
+        };
+        Limits::try_from(limits).map_err(|error| corrupt(self.what, error))
+    }
+
+    fn made_from(&self) -> Result<MadeFrom, StoreError> {
+        match (self.text("origin")?, self.maybe_text("made_from")?) {
+            ("template", None) => Ok(MadeFrom::Template),
+            ("snapshot", Some(id)) => Ok(MadeFrom::Snapshot(parse(self.what, id)?)),
+            ("fork", Some(id)) => Ok(MadeFrom::Fork(parse(self.what, id)?)),
+            (origin, from) => Err(corrupt(self.what, format_args!("origin {origin:?} from {from:?}"))),
+        }
+    }
+
+    /// A sum, which may be that of nothing.
+    fn sum(&self, name: &'static str) -> Result<u64, StoreError> {
+        let value: i64 = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
+        u64::try_from(value).map_err(|error| corrupt(self.what, error))
     }
 
     fn state(&self) -> Result<SandboxState, StoreError> {
@@ -272,35 +319,68 @@ pub(super) fn event(row: &SqliteRow) -> Result<Event, StoreError> {
 /// What sandboxes in one state were promised together.
 pub(super) fn promised(row: &SqliteRow) -> Result<(SandboxState, Amount), StoreError> {
     let columns = Columns { what: "sum over sandboxes", row };
-    let sum = |name| {
-        let value: i64 = row.try_get(name).map_err(|error| corrupt(columns.what, error))?;
-        u64::try_from(value).map_err(|error| corrupt(columns.what, error))
-    };
     let amount = Amount {
-        sandboxes: sum("sandboxes")?,
-        cpus: sum("cpus")?,
-        memory_mib: sum("memory_mib")?,
-        disk_mib: sum("disk_mib")?,
+        sandboxes: columns.sum("sandboxes")?,
+        cpus: columns.sum("cpus")?,
+        memory_mib: columns.sum("memory_mib")?,
+        disk_mib: columns.sum("disk_mib")?,
     };
     Ok((columns.state()?, amount))
+}
+
+/// What sandboxes were promised together whose images are being removed, or are not.
+pub(super) fn of_images(row: &SqliteRow) -> Result<(bool, Amount), StoreError> {
+    let columns = Columns { what: "sum over images", row };
+    let (memory_mib, disk_mib) = (columns.sum("memory_mib")?, columns.sum("disk_mib")?);
+    Ok((columns.flag("going")?, Amount { memory_mib, disk_mib, ..Amount::default() }))
+}
+
+/// Reads what `snapshots` selects.
+pub(super) fn snapshot(row: &SqliteRow) -> Result<SnapshotRow, StoreError> {
+    let what = "snapshot";
+    let columns = Columns { what, row };
+    let name = match (columns.maybe_text("name")?, columns.maybe_text("tag")?) {
+        (Some(name), Some(tag)) => Some(SnapshotName { name: name.to_owned(), tag: tag.to_owned() }),
+        (None, None) => None,
+        _ => return Err(corrupt(what, "half a name")),
+    };
+    Ok(SnapshotRow {
+        id: columns.parsed("id")?,
+        node: columns.parsed("node")?,
+        team: columns.parsed("team")?,
+        namespace: namespace_of(columns.text("team_name")?),
+        purpose: match columns.text("purpose")? {
+            "snapshot" => Purpose::Snapshot,
+            "fork" => Purpose::Fork,
+            other => return Err(corrupt(what, format_args!("purpose {other:?}"))),
+        },
+        name,
+        template: columns.text("template")?.to_owned(),
+        rootfs: columns.parsed("rootfs")?,
+        limits: columns.limits()?,
+        source: columns.parsed("source")?,
+        generation: Generation(columns.number("generation")?),
+        state: match columns.text("state")? {
+            "writing" => ImageState::Writing,
+            "ready" => ImageState::Ready,
+            "deleting" => ImageState::Deleting,
+            other => return Err(corrupt(what, format_args!("state {other:?}"))),
+        },
+        created_at: columns.time("created_at")?,
+        bytes: columns.sum("bytes")?,
+    })
 }
 
 /// Reads [`sandbox_columns`].
 pub(super) fn sandbox(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
     let columns = Columns { what: "sandbox", row };
-    let limits = Unchecked {
-        cpus: columns.number("cpus")?,
-        memory_mib: columns.number("memory_mib")?,
-        disk_mib: columns.number("disk_mib")?,
-        processes: columns.number("processes")?,
-    };
     Ok(SandboxRow {
         id: columns.parsed("id")?,
         node: columns.parsed("node")?,
         team: columns.parsed("team")?,
         template: columns.text("template")?.to_owned(),
         rootfs: columns.parsed("rootfs")?,
-        limits: Limits::try_from(limits).map_err(|error| corrupt("sandbox", error))?,
+        limits: columns.limits()?,
         access_token: columns.maybe_text("access_token")?.map(str::to_owned),
         metadata: parse_map("sandbox", columns.text("metadata")?)?,
         env: parse_map("sandbox", columns.text("env")?)?,
@@ -319,6 +399,7 @@ pub(super) fn sandbox(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
             idle: columns.maybe_span("idle_timeout")?,
         },
         pause_mode: parse_pause_mode("sandbox", columns.text("pause_mode")?)?,
+        made_from: columns.made_from()?,
         state: columns.state()?,
         generation: Generation(columns.number("generation")?),
         created_at: columns.time("created_at")?,

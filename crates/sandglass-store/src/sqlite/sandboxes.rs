@@ -10,8 +10,8 @@ use super::rows::{
 };
 use super::{SqliteStore, database, exists_or_database, teams};
 use crate::{
-    Created, Event, IdempotencyKey, MAX_DETAIL, NewSandbox, Resume, Resumed, SandboxRow, StoreError,
-    Transition,
+    Admitted, Created, Event, IdempotencyKey, MAX_DETAIL, NewSandbox, Resume, Resumed, SandboxRow,
+    StoreError, Transition,
 };
 
 /// The query for [`promised`].
@@ -46,24 +46,7 @@ impl SqliteStore {
         if let Some(refusal) = refused(&mut change, &asked).await? {
             return Ok(refusal.into());
         }
-        insert_row(&mut change, new).await?;
-        for (key, value) in &new.metadata {
-            sqlx::query("INSERT INTO sandbox_metadata (sandbox, key, value) VALUES (?1, ?2, ?3)")
-                .bind(new.id.as_str())
-                .bind(key)
-                .bind(value)
-                .execute(&mut *change)
-                .await
-                .map_err(database)?;
-        }
-        let first = Event {
-            seq: 1,
-            at: new.created_at,
-            state: SandboxState::Creating,
-            end_reason: None,
-            detail: "requested".into(),
-        };
-        insert_event(&mut change, &new.id, &first).await?;
+        insert_new(&mut change, new).await?;
         if let Some((key, digest)) = &new.idempotency {
             sqlx::query(
                 "INSERT INTO idempotency_keys (team, key, digest, sandbox, created_at) VALUES (?1, ?2, ?3, ?4, ?5) \
@@ -239,18 +222,18 @@ async fn row_of(connection: &mut SqliteConnection, id: &SandboxId) -> Result<Opt
     found.as_ref().map(rows::sandbox).transpose()
 }
 
-/// What a sandbox needs to run, and of whom.
-struct Asked {
-    team: TeamId,
-    node: NodeId,
-    of_team: Amount,
-    of_machine: Amount,
-    quota: Amount,
-    capacity: Amount,
+/// What something needs, and of whom.
+pub(super) struct Asked {
+    pub(super) team: TeamId,
+    pub(super) node: NodeId,
+    pub(super) of_team: Amount,
+    pub(super) of_machine: Amount,
+    pub(super) quota: Amount,
+    pub(super) capacity: Amount,
 }
 
-/// Why one more sandbox must not run.
-enum Refusal {
+/// Why there is no room for it.
+pub(super) enum Refusal {
     Quota(Excess),
     Capacity { excess: Excess, soon: bool },
 }
@@ -264,21 +247,54 @@ impl From<Refusal> for Created {
     }
 }
 
-/// Why one more sandbox must not run, if that is so.
-async fn refused(connection: &mut SqliteConnection, asked: &Asked) -> Result<Option<Refusal>, StoreError> {
+impl From<Refusal> for Admitted {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Quota(excess) => Self::OverQuota(excess),
+            Refusal::Capacity { excess, soon } => Self::OverCapacity { excess, soon },
+        }
+    }
+}
+
+/// Why there is no room for what is asked, if that is so.
+pub(super) async fn refused(
+    connection: &mut SqliteConnection,
+    asked: &Asked,
+) -> Result<Option<Refusal>, StoreError> {
     let of_team = promised(connection, promised_to!("team"), &asked.team.to_string()).await?;
     let in_use = total(&of_team, Amount::of_team);
     if let Err(excess) = admit(&asked.quota, &in_use, &asked.of_team) {
         return Ok(Some(Refusal::Quota(excess)));
     }
     let on_node = promised(connection, promised_to!("node"), &asked.node.to_string()).await?;
-    let in_use = total(&on_node, Amount::of_machine);
+    let (kept, going) = images(connection, asked.node).await?;
+    let in_use = total(&on_node, Amount::of_machine).and(kept).and(going);
     if let Err(excess) = admit(&asked.capacity, &in_use, &asked.of_machine) {
         let staying = on_node.iter().filter(|(state, _)| *state != SandboxState::Ending);
-        let soon = admit(&asked.capacity, &total(staying, Amount::of_machine), &asked.of_machine).is_ok();
+        let staying = total(staying, Amount::of_machine).and(kept);
+        let soon = admit(&asked.capacity, &staying, &asked.of_machine).is_ok();
         return Ok(Some(Refusal::Capacity { excess, soon }));
     }
     Ok(None)
+}
+
+/// What the images of a machine were promised that sandboxes are made from: those that stay, and those that are being
+/// removed.
+async fn images(connection: &mut SqliteConnection, node: NodeId) -> Result<(Amount, Amount), StoreError> {
+    let found = sqlx::query(
+        "SELECT state = 'deleting' AS going, sum(memory_mib) AS memory_mib, sum(disk_mib) AS disk_mib \
+         FROM snapshots WHERE node = ?1 GROUP BY going",
+    )
+    .bind(node.to_string())
+    .fetch_all(connection)
+    .await
+    .map_err(database)?;
+    let mut sums = (Amount::default(), Amount::default());
+    for row in &found {
+        let (going, amount) = rows::of_images(row)?;
+        *(if going { &mut sums.1 } else { &mut sums.0 }) = amount.as_image();
+    }
+    Ok(sums)
 }
 
 fn total<'a>(
@@ -330,13 +346,38 @@ async fn earlier_request(
     })
 }
 
+/// Inserts a sandbox with its labels and its first event.
+pub(super) async fn insert_new(
+    connection: &mut SqliteConnection,
+    new: &NewSandbox,
+) -> Result<(), StoreError> {
+    insert_row(connection, new).await?;
+    for (key, value) in &new.metadata {
+        sqlx::query("INSERT INTO sandbox_metadata (sandbox, key, value) VALUES (?1, ?2, ?3)")
+            .bind(new.id.as_str())
+            .bind(key)
+            .bind(value)
+            .execute(&mut *connection)
+            .await
+            .map_err(database)?;
+    }
+    let first = Event {
+        seq: 1,
+        at: new.created_at,
+        state: SandboxState::Creating,
+        end_reason: None,
+        detail: "requested".into(),
+    };
+    insert_event(connection, &new.id, &first).await
+}
+
 async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Result<(), StoreError> {
     sqlx::query(
         "INSERT INTO sandboxes (id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, \
              access_token, metadata, env, allow_internet_access, policy, traffic_token, request_host, state, \
-             generation, created_at, end_at, max_end_at, events, timeout, on_timeout, idle_timeout) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, 'creating', 1, ?17, ?18, \
-             ?19, 1, ?20, ?21, ?22)",
+             generation, created_at, end_at, max_end_at, events, timeout, on_timeout, idle_timeout, origin, made_from) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, 'creating', ?23, ?17, ?18, \
+             ?19, 1, ?20, ?21, ?22, ?24, ?25)",
     )
     .bind(new.id.as_str())
     .bind(new.node.to_string())
@@ -360,6 +401,9 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
     .bind(rows::span(new.lifetime.timeout))
     .bind(on_timeout_text(new.lifetime.on_timeout))
     .bind(new.lifetime.idle.map(rows::span))
+    .bind(new.generation.0)
+    .bind(new.made_from.origin())
+    .bind(rows::made_from_text(&new.made_from))
     .execute(connection)
     .await
     .map_err(|error| exists_or_database(error, "sandbox", new.id.as_str()))?;

@@ -11,7 +11,8 @@ fn image(fixture: &Fixture<'_>) -> (SandboxSpec, SandboxId) {
     assert_eq!(agent.sh("x=memory; echo disk > kept"), "<0>");
     let image = SandboxId::random();
     fixture.engine().pause(&parent.id).unwrap();
-    fixture.engine().checkpoint(&parent.id, &image).unwrap();
+    let bytes = fixture.engine().checkpoint(&parent.id, &image).unwrap();
+    assert!(bytes > 0, "an image of nothing");
     assert_eq!(fixture.presence(&parent.id), Some(Presence::Paused));
     (parent, image)
 }

@@ -15,7 +15,7 @@ pub(super) fn check(fixture: &mut Fixture<'_>, feature: Feature) {
             engine.pause(&spec.id).unwrap();
             let image = SandboxId::random();
             for result in [
-                engine.checkpoint(&spec.id, &image),
+                engine.checkpoint(&spec.id, &image).map(drop),
                 engine.restore(&fixture.spec(), &image),
                 engine.keep_disk(&spec.id, &image),
                 engine.boot(&fixture.spec(), &image),

@@ -120,14 +120,43 @@ impl Api {
         self.call(Method::DELETE, &format!("/sandboxes/{id}"), None).await.map(|_| ())
     }
 
+    /// Writes a sandbox to a snapshot.
+    pub(crate) async fn snapshot(&self, id: &str, name: Option<&str>) -> anyhow::Result<Value> {
+        let body = name.map_or_else(|| json!({}), |name| json!({ "name": name }));
+        Ok(self.call(Method::POST, &format!("/sandboxes/{id}/snapshots"), Some(&body)).await?.body)
+    }
+
+    /// Copies a sandbox. Each copy has an answer of its own.
+    pub(crate) async fn fork(&self, id: &str, count: u16, timeout: u64) -> anyhow::Result<Vec<Value>> {
+        let body = json!({ "count": count, "timeout": timeout });
+        match self.call(Method::POST, &format!("/sandboxes/{id}/fork"), Some(&body)).await?.body {
+            Value::Array(made) => Ok(made),
+            _ => bail!("the server's answer is no list"),
+        }
+    }
+
+    pub(crate) async fn snapshots(&self) -> anyhow::Result<Vec<Value>> {
+        self.pages("/v1/snapshots", "").await
+    }
+
+    /// Deletes a snapshot, by its id or name.
+    pub(crate) async fn delete_snapshot(&self, snapshot: &str) -> anyhow::Result<()> {
+        let escaped: String = snapshot.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        self.call(Method::DELETE, &format!("/templates/{escaped}"), None).await.map(|_| ())
+    }
+
     /// All sandboxes that match a query: nothing, or what begins with `&`.
     pub(crate) async fn list(&self, query: &str) -> anyhow::Result<Vec<Value>> {
+        self.pages("/v2/sandboxes", query).await
+    }
+
+    /// All pages of a list.
+    async fn pages(&self, path: &str, query: &str) -> anyhow::Result<Vec<Value>> {
         let mut all = Vec::new();
         let mut next = Some(String::new());
         while let Some(token) = next {
             let cursor = if token.is_empty() { token } else { format!("&nextToken={token}") };
-            let answer =
-                self.call(Method::GET, &format!("/v2/sandboxes?limit=100{query}{cursor}"), None).await?;
+            let answer = self.call(Method::GET, &format!("{path}?limit=100{query}{cursor}"), None).await?;
             let Value::Array(page) = answer.body else { bail!("the server's answer is no list") };
             all.extend(page);
             next = answer.next;

@@ -52,7 +52,7 @@ impl Scope {
         let (folder, name) = (parts.next(), parts.next());
         folder?;
         Some(match (folder, name) {
-            // A paused sandbox has an image of its own name.
+            // A paused sandbox has an image of its own name; a snapshot has nothing but one.
             (Some(b"sandboxes" | b"slots" | b"images"), Some(name)) => sandbox_named(without_suffix(name)),
             (Some(b"runsc"), Some(name)) => sandbox_within(name),
             (Some(b"sandboxes" | b"runsc" | b"ns" | b"slots" | b"images"), None) => Claim::Instance,

@@ -16,13 +16,13 @@ use serde::{Deserialize, Serialize};
 /// Upper bound for what the child may print, in bytes: some 100,000 sandboxes.
 const MAX_ANSWER: u64 = 8 * 1024 * 1024;
 
-/// A sandbox that may own something on this machine.
+/// A sandbox that may own something on this machine, or what has an image alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Owner {
-    /// Which one.
+    /// Which one; of a snapshot, and of the image of a fork, the name of the image.
     pub(crate) id: SandboxId,
-    /// Where it is in its life.
+    /// Where it is in its life; what has an image alone is as good as paused.
     pub(crate) state: SandboxState,
 }
 
@@ -77,8 +77,11 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<Owner>> {
         let node = store.node().await?;
         let states = SandboxState::NOT_ENDED;
         let rows = store.on_node(node, &states).await?;
+        let images = store.snapshots_on_node(node).await?;
         store.close().await;
-        Ok(rows.into_iter().map(|row| Owner { id: row.id, state: row.state }).collect())
+        let sandboxes = rows.into_iter().map(|row| Owner { id: row.id, state: row.state });
+        let images = images.iter().map(|row| Owner { id: row.id.image(), state: SandboxState::Paused });
+        Ok(sandboxes.chain(images).collect())
     })
 }
 

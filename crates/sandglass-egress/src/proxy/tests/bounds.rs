@@ -41,6 +41,30 @@ async fn who_rests_for_too_long_is_reset() {
 }
 
 #[tokio::test]
+async fn all_connections_are_reset_whose_other_ends_are_gone_and_new_ones_are_carried() {
+    let world = World::with(SSH, Caps::default()).await;
+    let ssh = world.server(OTHER, 22).await;
+    let mut cut = Vec::new();
+    for _ in 0..3 {
+        let (mut guest, mut server) = (world.connect(OTHER, 22).await, ssh.accept().await);
+        converse(&mut guest, &mut server).await;
+        cut.push((guest, server));
+    }
+    for _ in 0..2 {
+        world.enforcer.sever();
+        for (mut guest, mut server) in cut.drain(..) {
+            guest.is_reset().await;
+            server.is_reset().await;
+        }
+        let (mut guest, mut server) = (world.connect(OTHER, 22).await, ssh.accept().await);
+        converse(&mut guest, &mut server).await;
+        cut.push((guest, server));
+    }
+    // They were allowed, and it is written down what they carried.
+    assert!(world.receipts(4).await.iter().all(|receipt| receipt.sent > 0));
+}
+
+#[tokio::test]
 async fn one_connection_more_than_may_be_is_reset() {
     let world = World::with(SSH, Caps { flows: 2, ..Caps::default() }).await;
     let ssh = world.server(OTHER, 22).await;

@@ -1,0 +1,84 @@
+//! Snapshots, with all that is known of them.
+
+use axum::extract::{RawQuery, State};
+use axum::response::Response;
+use sandglass_store::{Order, SnapshotRow};
+use sandglass_types::limits::Unchecked;
+use sandglass_types::{SandboxId, SnapshotId};
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::LimitsView;
+use crate::auth::Caller;
+use crate::e2b::snapshots::wanted;
+use crate::error::{ApiError, ErrorBody};
+use crate::page;
+use crate::query::Query;
+use crate::router::ApiState;
+
+pub(super) fn router() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::new().routes(routes!(list_snapshots_native))
+}
+
+/// One snapshot.
+#[derive(Debug, Serialize, ToSchema)]
+struct SnapshotView {
+    #[schema(value_type = String)]
+    id: SnapshotId,
+    /// Its whole name; `null` if it never had one, or a newer snapshot has it.
+    name: Option<String>,
+    /// The template of the sandbox that it is of.
+    template: String,
+    /// Content of its root file system.
+    rootfs: String,
+    /// Of all sandboxes that are made from it.
+    limits: LimitsView,
+    /// The sandbox that it is of.
+    #[schema(value_type = String)]
+    sandbox: SandboxId,
+    /// The generation of that sandbox; what is made from it is in the next one.
+    generation: u32,
+    #[schema(format = DateTime)]
+    created_at: String,
+    /// What it takes on the disk. Blocks that it shares with others are counted here as well.
+    bytes: u64,
+}
+
+impl From<SnapshotRow> for SnapshotView {
+    fn from(row: SnapshotRow) -> Self {
+        let Unchecked { cpus, memory_mib, disk_mib, processes } = row.limits.into();
+        Self {
+            name: row.full_name(),
+            id: row.id,
+            template: row.template,
+            rootfs: row.rootfs.to_string(),
+            limits: LimitsView { cpus, memory_mib, disk_mib, processes },
+            sandbox: row.source,
+            generation: row.generation.0,
+            created_at: row.created_at.to_string(),
+            bytes: row.bytes,
+        }
+    }
+}
+
+#[utoipa::path(get, path = "/v1/snapshots", tag = "native", params(
+    ("sandboxID" = Option<String>, Query, description = "of this sandbox"),
+    ("name" = Option<String>, Query, description = "name or id; all of its tags, if it has none"),
+    ("limit" = Option<u32>, Query, description = "1 to 100 (default)"),
+    ("nextToken" = Option<String>, Query, description = "x-next-token of the page before")), responses(
+    (status = 200, description = "One page, newest first", body = Vec<SnapshotView>,
+     headers(("x-next-token" = String, description = "if there are more"))),
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
+async fn list_snapshots_native(
+    State(state): State<ApiState>,
+    caller: Caller,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
+    let wanted = wanted(&Query::parse(query.as_deref())?)?;
+    let page = state.backend.snapshots(caller.0, wanted).await?;
+    let rows: Vec<SnapshotView> = page.rows.into_iter().map(Into::into).collect();
+    Ok(page::answer(&rows, page.next.as_ref(), Order::Descending))
+}

@@ -1,0 +1,444 @@
+//! Snapshots and forks: images of running sandboxes, and the sandboxes that are made from them.
+//!
+//! An image has a row from before it is written until after it is removed, and while this process uses it in any way,
+//! [`crate::images`] knows. So a row that is half way to somewhere and that nobody uses was left by an earlier server.
+
+use std::time::Duration;
+
+use sandglass_egress::remembered::{Carried, Remembered};
+use sandglass_engine::engine::Feature;
+use sandglass_store::{
+    Admitted, MadeFrom, NewSandbox, NewSnapshot, PageCursor, Purpose, SandboxRow, SnapshotFilter,
+    SnapshotKey, SnapshotName, SnapshotPage, SnapshotRow,
+};
+use sandglass_types::error::Chain;
+use sandglass_types::reference::{DEFAULT_TAG, namespace_of};
+use sandglass_types::{
+    Digest, Error, ErrorKind, Generation, Lifetime, Limits, Reference, SandboxId, SandboxState, SnapshotId,
+    TeamId,
+};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{
+    Control, REMOVAL_CHECK, REMOVAL_PATIENCE, in_between, injected, not_found, random_token, stored,
+};
+use crate::admission;
+use crate::images::{Lease, Whole};
+use crate::owner::{Begin, Captured};
+use crate::reconcile;
+use crate::request::check_timeout;
+use crate::shared::Claim;
+
+/// Most children of one fork.
+pub const MAX_CHILDREN: usize = 100;
+
+/// Which snapshots a client wants to see.
+#[derive(Debug, Clone, Default)]
+pub struct ListSnapshots {
+    /// Of this sandbox.
+    pub source: Option<SandboxId>,
+    /// With this name or id.
+    pub name: Option<Reference>,
+    /// After this one.
+    pub after: Option<PageCursor<SnapshotId>>,
+    /// At most so many; 1 to 100.
+    pub limit: u32,
+}
+
+/// What a new sandbox is made from.
+pub(super) struct Model {
+    pub(super) template: String,
+    pub(super) rootfs: Digest,
+    pub(super) limits: Limits,
+    /// Of the new one.
+    pub(super) generation: Generation,
+    pub(super) made_from: MadeFrom,
+    /// A share in the image, if it is not to be made cold.
+    pub(super) lease: Option<Lease>,
+}
+
+/// The generation of what is made from an image of this one.
+const fn next(generation: Generation) -> Generation {
+    Generation(generation.0.saturating_add(1))
+}
+
+fn by_id(id: &SnapshotId) -> SnapshotKey {
+    SnapshotKey { id: Some(id.clone()), name: String::new(), tag: None }
+}
+
+/// What a reference means; with `any_tag`, one without a tag means all of its name.
+fn by_reference(reference: &Reference, any_tag: bool) -> SnapshotKey {
+    // An id has no namespace, and no other tag than the one that is meant without.
+    let plain = reference.namespace().is_none() && reference.tag_or_default() == DEFAULT_TAG;
+    let tag = if any_tag { reference.tag() } else { Some(reference.tag_or_default()) };
+    SnapshotKey {
+        id: reference.name().parse().ok().filter(|_| plain),
+        name: reference.name().to_owned(),
+        tag: tag.map(str::to_owned),
+    }
+}
+
+impl Control {
+    /// What a client means that wants a sandbox: a template, or a snapshot of its team.
+    pub(super) async fn model(&self, team: TeamId, reference: &str) -> Result<Model, Error> {
+        let shared = &self.0;
+        let wanted: Reference = reference.parse().map_err(|error| {
+            Error::new(ErrorKind::Invalid, format!("invalid template reference {reference:?}: {error}"))
+        })?;
+        if let Some(template) = shared.template_meant(&wanted) {
+            return Ok(Model {
+                template: template.name.clone(),
+                rootfs: template.rootfs,
+                limits: shared.config.limits,
+                generation: Generation::FIRST,
+                made_from: MadeFrom::Template,
+                lease: None,
+            });
+        }
+        let unknown = || {
+            let message =
+                format!("template '{wanted}' not found, and no snapshot of your team has that name or id");
+            Error::new(ErrorKind::NotFound, message)
+        };
+        let found = self.find(team, &wanted).await?.ok_or_else(unknown)?;
+        self.can_image()?;
+        let lease = shared.images.lease(&found.id).ok_or_else(unknown)?;
+        // It may have been deleted before there was a lease.
+        let row =
+            shared.store.snapshot(team, &by_id(&found.id)).await.map_err(stored)?.ok_or_else(unknown)?;
+        if !shared.config.templates.contains_key(&row.template) {
+            let message = format!(
+                "this server has no template '{}' any more, whose users and environment sandboxes of this snapshot need",
+                row.template
+            );
+            return Err(Error::new(ErrorKind::Conflict, message));
+        }
+        Ok(Model {
+            template: row.template,
+            rootfs: row.rootfs,
+            limits: row.limits,
+            generation: next(row.generation),
+            made_from: MadeFrom::Snapshot(row.id),
+            lease: Some(lease),
+        })
+    }
+
+    /// Writes a running sandbox to a snapshot; it runs on. The snapshot that had the name before has none any more.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], also for a paused sandbox; [`ErrorKind::Conflict`] if it is on its way to another state, or
+    /// holds something that can't be written, and runs on; [`ErrorKind::Invalid`] for a name that is not the team's to
+    /// give; [`ErrorKind::Capacity`]; [`ErrorKind::Unsupported`] if the engine can't.
+    pub async fn snapshot(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        name: Option<&Reference>,
+    ) -> Result<SnapshotRow, Error> {
+        let source = self.capturable(team, id, ErrorKind::NotFound).await?;
+        let name = match name {
+            Some(name) => Some(self.name_for(team, name).await?),
+            None => None,
+        };
+        let new = NewSnapshot { name, ..self.image_of(&source, Purpose::Snapshot) };
+        let whole = self.0.images.try_whole(&new.id).ok_or_else(taken)?;
+        sandglass_failpoint::hit_async("control.snapshot.insert").await.map_err(injected)?;
+        self.admit(&new, &[]).await?;
+        let finished = async {
+            let captured = self.capture(team, &source, &new.id).await?;
+            sandglass_failpoint::hit_async("control.snapshot.ready").await.map_err(injected)?;
+            self.0.store.snapshot_ready(&new.id, captured.bytes).await.map_err(stored)
+        };
+        if let Err(error) = finished.await {
+            self.discard(whole).await;
+            return Err(error);
+        }
+        drop(whole);
+        tracing::info!(sandbox = %source.id, snapshot = %new.id, "a snapshot of it is ready");
+        let row = self.0.store.snapshot(team, &by_id(&new.id)).await.map_err(stored)?;
+        row.ok_or_else(|| Error::new(ErrorKind::NotFound, "the snapshot was deleted at once"))
+    }
+
+    /// A page of a team's snapshots, newest first.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn snapshots(&self, team: TeamId, wanted: ListSnapshots) -> Result<SnapshotPage, Error> {
+        let ListSnapshots { source, name, after, limit } = wanted;
+        if let Some(namespace) = name.as_ref().and_then(Reference::namespace)
+            && namespace != self.namespace(team).await?
+        {
+            return Ok(SnapshotPage { rows: Vec::new(), next: None });
+        }
+        let key = name.map(|name| by_reference(&name, true));
+        let filter = SnapshotFilter { team, source, key, after, limit };
+        self.0.store.list_snapshots(&filter).await.map_err(stored)
+    }
+
+    /// Deletes a snapshot. What was made from it has all that it needs; what is being made from it is made first.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Forbidden`] for a template.
+    pub async fn delete_snapshot(&self, team: TeamId, reference: &Reference) -> Result<(), Error> {
+        if self.0.template_meant(reference).is_some() {
+            let message = format!("'{reference}' is a template of this server, and no snapshot");
+            return Err(Error::new(ErrorKind::Forbidden, message));
+        }
+        let unknown = || Error::new(ErrorKind::NotFound, format!("snapshot '{reference}' not found"));
+        let row = self.find(team, reference).await?.ok_or_else(unknown)?;
+        sandglass_failpoint::hit_async("control.snapshot.delete").await.map_err(injected)?;
+        if !self.0.store.begin_snapshot_deletion(&row.id).await.map_err(stored)? {
+            return Err(unknown());
+        }
+        // Nobody finds it from here on, however long the rest takes.
+        let control = self.clone();
+        let removing = async move { control.discard(control.0.images.whole(&row.id).await).await };
+        let removing = self.0.tasks.spawn(self.0.stop.clone().run_until_cancelled_owned(removing));
+        let _goes_on = timeout(REMOVAL_PATIENCE, removing).await;
+        Ok(())
+    }
+
+    /// Makes `count` copies of a running sandbox, which runs on: all are admitted together or none, and then each is made or
+    /// fails by itself. Each has its labels, environment and network, tokens of its own, and lives so long from when it runs.
+    ///
+    /// # Errors
+    /// As [`Control::snapshot`], but [`ErrorKind::Conflict`] for a paused sandbox; [`ErrorKind::Quota`]. Then there is no
+    /// copy.
+    pub async fn fork(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        count: usize,
+        lives: Duration,
+    ) -> Result<Vec<Result<SandboxRow, Error>>, Error> {
+        let shared = &self.0;
+        if !(1..=MAX_CHILDREN).contains(&count) {
+            return Err(Error::new(ErrorKind::Invalid, format!("count must be 1 to {MAX_CHILDREN}")));
+        }
+        check_timeout(lives, shared.config.max_lifetime)?;
+        let source = self.capturable(team, id, ErrorKind::Conflict).await?;
+        if shared.connections.available_permits() == 0 {
+            return Err(admission::no_connection(shared.config.budgets.connections));
+        }
+        let started = Instant::now();
+        let new = self.image_of(&source, Purpose::Fork);
+        let children: Vec<_> = (0..count).map(|_| self.child_of(&source, &new, lives)).collect();
+        let whole = shared.images.try_whole(&new.id).ok_or_else(taken)?;
+        let claims = children.iter().map(|child| shared.claim(&child.id).ok_or_else(taken));
+        let claims: Vec<Claim> = claims.collect::<Result<_, _>>()?;
+        sandglass_failpoint::hit_async("control.fork.insert").await.map_err(injected)?;
+        self.admit(&new, &children).await?;
+        let mut claimed = Vec::new();
+        for (child, claim) in children.iter().zip(claims) {
+            claimed.push((claim, self.row(&child.id).await?));
+        }
+        let captured = async {
+            let captured = self.capture(team, &source, &new.id).await?;
+            sandglass_failpoint::hit_async("control.fork.children").await.map_err(injected)?;
+            Ok(captured)
+        };
+        let captured = match captured.await {
+            Ok(captured) => captured,
+            Err(error) => {
+                for (claim, row) in claimed {
+                    claim.own(row, Begin::Fail(format!("its source could not be copied: {}", Chain(&error))));
+                }
+                self.discard(whole).await;
+                return Err(error);
+            }
+        };
+        let lease = whole.share();
+        let mut answers = Vec::new();
+        for (claim, row) in claimed {
+            self.hand_down(&row.id, captured.remembered.as_ref()).await;
+            let (made, answer) = oneshot::channel();
+            answers.push((row.id.clone(), answer));
+            claim.own(row, Begin::Create(tracing::Span::current(), made, Some(lease.clone())));
+        }
+        drop(lease);
+        let mut outcomes = Vec::new();
+        for (id, answer) in answers {
+            let stopping = |_| Error::new(ErrorKind::Capacity, "the server is stopping; try again");
+            let outcome = match answer.await.map_err(stopping).flatten() {
+                Ok(()) => self.row(&id).await,
+                Err(error) => Err(error),
+            };
+            shared.metrics.created(&outcome, started.elapsed());
+            outcomes.push(outcome);
+        }
+        self.discard(shared.images.whole(&new.id).await).await;
+        Ok(outcomes)
+    }
+
+    /// The ready snapshot of a team that a reference means.
+    async fn find(&self, team: TeamId, reference: &Reference) -> Result<Option<SnapshotRow>, Error> {
+        let found = self.0.store.snapshot(team, &by_reference(reference, false)).await.map_err(stored)?;
+        Ok(found.filter(|row| reference.namespace().is_none_or(|namespace| namespace == row.namespace)))
+    }
+
+    async fn namespace(&self, team: TeamId) -> Result<String, Error> {
+        let teams = self.0.store.teams().await.map_err(stored)?;
+        Ok(teams.iter().find(|one| one.id == team).map(|one| namespace_of(&one.name)).unwrap_or_default())
+    }
+
+    /// The name that a client gives a snapshot, if it may.
+    async fn name_for(&self, team: TeamId, name: &Reference) -> Result<SnapshotName, Error> {
+        let refused = |message: String| Err(Error::new(ErrorKind::Invalid, message));
+        if let Some(namespace) = name.namespace() {
+            let own = self.namespace(team).await?;
+            if namespace != own {
+                return refused(format!(
+                    "names of your team's snapshots begin with '{own}/', not with '{namespace}/'"
+                ));
+            }
+        }
+        if self.0.config.templates.contains_key(name.name()) {
+            return refused(format!("'{}' is the name of a template: choose another name", name.name()));
+        }
+        Ok(SnapshotName { name: name.name().to_owned(), tag: name.tag_or_default().to_owned() })
+    }
+
+    fn can_image(&self) -> Result<(), Error> {
+        if self.0.engine.refuses(Feature::Checkpoint) {
+            let message = format!("the engine '{}' has no snapshots and no forks", self.0.engine.name);
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        Ok(())
+    }
+
+    /// A sandbox of this team that an image can be made of; for one that is paused, an error of this kind.
+    async fn capturable(&self, team: TeamId, id: &SandboxId, paused: ErrorKind) -> Result<SandboxRow, Error> {
+        use SandboxState::{Creating, Ended, Ending, Paused, Pausing, Resuming, Running};
+        let row = self.row(id).await?;
+        let (kind, message) = match row.state {
+            _ if row.team != team => return Err(not_found(id)),
+            Running => return self.can_image().map(|()| row),
+            Creating | Ended => return Err(not_found(id)),
+            Paused => (paused, "the sandbox is paused: resume it first"),
+            Pausing | Resuming => return Err(in_between(row.state).unwrap_or_else(|| not_found(id))),
+            Ending => (ErrorKind::Conflict, "the sandbox is being ended"),
+        };
+        Err(Error::new(kind, message))
+    }
+
+    fn image_of(&self, source: &SandboxRow, purpose: Purpose) -> NewSnapshot {
+        NewSnapshot {
+            id: SnapshotId::random(),
+            node: source.node,
+            team: source.team,
+            purpose,
+            name: None,
+            template: source.template.clone(),
+            rootfs: source.rootfs,
+            limits: source.limits,
+            source: source.id.clone(),
+            generation: source.generation,
+            created_at: self.0.clock.now(),
+            quota: self.0.config.budgets.quota,
+            capacity: self.0.config.budgets.capacity,
+        }
+    }
+
+    fn child_of(&self, source: &SandboxRow, image: &NewSnapshot, lives: Duration) -> NewSandbox {
+        let own = |token: &Option<String>| token.as_ref().map(|_| random_token());
+        NewSandbox {
+            id: SandboxId::random(),
+            node: image.node,
+            team: image.team,
+            template: image.template.clone(),
+            rootfs: image.rootfs,
+            limits: image.limits,
+            access_token: own(&source.access_token),
+            metadata: source.metadata.clone(),
+            env: source.env.clone(),
+            allow_internet_access: source.allow_internet_access,
+            policy: source.policy.clone(),
+            traffic_token: own(&source.traffic_token),
+            request_host: source.request_host.clone(),
+            // A copy is made for what it is asked to do, and nothing of it stays.
+            lifetime: Lifetime { idle: source.lifetime.idle, ..Lifetime::of(lives) },
+            made_from: MadeFrom::Fork(source.id.clone()),
+            generation: next(image.generation),
+            created_at: image.created_at,
+            end_at: image.created_at.plus(lives),
+            max_end_at: image.created_at.plus(self.0.config.max_lifetime),
+            idempotency: None,
+            quota: image.quota,
+            capacity: image.capacity,
+        }
+    }
+
+    /// Inserts an image and what is to be made from it, if there is room. Where there will be as soon as others are
+    /// removed, it waits for that, as a creation does.
+    async fn admit(&self, new: &NewSnapshot, children: &[NewSandbox]) -> Result<(), Error> {
+        let deadline = Instant::now() + REMOVAL_PATIENCE;
+        loop {
+            match self.0.store.insert_snapshot(new, children).await.map_err(stored)? {
+                Admitted::Inserted => return Ok(()),
+                Admitted::OverQuota(excess) => return Err(admission::over_quota(excess)),
+                Admitted::OverCapacity { soon: true, .. } if Instant::now() < deadline => {
+                    sleep(REMOVAL_CHECK).await;
+                }
+                Admitted::OverCapacity { excess, .. } => return Err(admission::over_capacity(excess)),
+            }
+        }
+    }
+
+    async fn capture(
+        &self,
+        team: TeamId,
+        source: &SandboxRow,
+        image: &SnapshotId,
+    ) -> Result<Captured, Error> {
+        self.owner(team, &source.id).await?.capture(&source.id, image, source.generation).await
+    }
+
+    /// Lets a child know what its source had resolved: its programs go on with the addresses. What they make of it is
+    /// decided by the child's own policy, and counted as its own.
+    async fn hand_down(&self, child: &SandboxId, remembered: Option<&Remembered>) {
+        let Some(remembered) = remembered else { return };
+        let remembered = Remembered { carried: Carried::default(), ..remembered.clone() };
+        let folder = self.0.config.egress.receipts.join(child.as_str());
+        let written = tokio::task::spawn_blocking(move || {
+            fs_err::create_dir_all(&folder).and_then(|()| remembered.write(&folder))
+        });
+        if let Err(error) = written.await.map_err(std::io::Error::other).flatten() {
+            tracing::warn!(sandbox = %child, %error, "what its source resolved is forgotten");
+        }
+    }
+
+    /// Removes an image and then its row. What fails here, the reconciler does.
+    async fn discard(&self, whole: Whole) {
+        let (id, shared) = (whole.id(), &self.0);
+        let discarded = async {
+            sandglass_failpoint::hit_async("control.snapshot.remove").await.map_err(injected)?;
+            // First, because the store may have no room for a word before that of the image is free.
+            shared.host.remove_image(&id.image()).await?;
+            sandglass_failpoint::hit_async("control.snapshot.forget").await.map_err(injected)?;
+            shared.store.begin_snapshot_deletion(id).await.map_err(stored)?;
+            shared.store.forget_snapshot(id).await.map_err(stored)
+        };
+        if let Err(error) = discarded.await {
+            tracing::error!(snapshot = %id, error = %Chain(&error), "its image could not be removed yet");
+        }
+    }
+
+    /// Removes what earlier servers left half way to somewhere, and what could not be removed before.
+    pub(super) async fn clear_images(&self, rows: &[SnapshotRow]) -> Result<(), Error> {
+        for row in rows.iter().filter(|row| reconcile::is_passing(row)) {
+            let Some(whole) = self.0.images.try_whole(&row.id) else { continue };
+            // It may have come to where it was to go before nobody used it any more.
+            let now = self.0.store.snapshots_on_node(self.0.node).await.map_err(stored)?;
+            if now.iter().any(|now| now.id == row.id && reconcile::is_passing(now)) {
+                tracing::info!(snapshot = %row.id, state = ?row.state, "removing an image that is not needed any more");
+                self.discard(whole).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn taken() -> Error {
+    Error::new(ErrorKind::Conflict, "try again")
+}
