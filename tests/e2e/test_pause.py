@@ -25,8 +25,8 @@ with open("/home/user/counter", "w") as disk, open("/dev/shm/memory", "w") as me
 """
 
 
-def call(server, method: str, path: str, **options) -> httpx.Response:
-    headers = {"X-API-Key": server.api_key}
+def call(server, method: str, path: str, key: str = "", **options) -> httpx.Response:
+    headers = {"X-API-Key": key or server.api_key}
     return httpx.request(method, server.url + path, headers=headers, timeout=60, **options)
 
 

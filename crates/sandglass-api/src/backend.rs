@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sandglass_control::{Control, CreateSandbox, DialError, ListSnapshots, Live, Sleeper, TrafficToken};
+use sandglass_control::{
+    CameBy, Control, CreateSandbox, DialError, ListSnapshots, Live, Sleeper, TrafficToken,
+};
 use sandglass_egress::policy::{Effective, Policy, RequestHost, Warning};
 use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::Stats;
 use sandglass_store::{
-    AuditEntry, Event, Identity, ListFilter, ListPage, SandboxRow, SnapshotPage, SnapshotRow,
+    Assignment, AuditEntry, Event, Identity, ListFilter, ListPage, SandboxRow, SnapshotPage, SnapshotRow,
 };
-use sandglass_types::{Error, PauseMode, Reference, ResumeMode, SandboxId, TeamId, Timestamp};
+use sandglass_types::{Error, PauseMode, Reference, ResumeMode, SandboxId, TeamId, Timestamp, UserName};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
@@ -59,6 +61,14 @@ pub(crate) trait Backend: Send + Sync + 'static {
         lives: Duration,
     ) -> Result<Vec<Result<SandboxRow, Error>>, Error>;
     async fn list(&self, filter: ListFilter) -> Result<ListPage, Error>;
+    async fn assign(
+        &self,
+        team: TeamId,
+        user: &UserName,
+        request: CreateSandbox,
+    ) -> Result<(SandboxRow, CameBy), Error>;
+    async fn assignments(&self, team: TeamId, user: &UserName) -> Result<Vec<Assignment>, Error>;
+    async fn release(&self, team: TeamId, user: &UserName) -> Result<(), Error>;
     async fn kill(&self, team: TeamId, id: &SandboxId) -> Result<(), Error>;
     async fn set_timeout(&self, team: TeamId, id: &SandboxId, from_now: Duration)
     -> Result<Timestamp, Error>;
@@ -192,6 +202,23 @@ impl Backend for Control {
 
     async fn list(&self, filter: ListFilter) -> Result<ListPage, Error> {
         Self::list(self, filter).await
+    }
+
+    async fn assign(
+        &self,
+        team: TeamId,
+        user: &UserName,
+        request: CreateSandbox,
+    ) -> Result<(SandboxRow, CameBy), Error> {
+        Self::assign(self, team, user, request).await
+    }
+
+    async fn assignments(&self, team: TeamId, user: &UserName) -> Result<Vec<Assignment>, Error> {
+        Self::assignments(self, team, user).await
+    }
+
+    async fn release(&self, team: TeamId, user: &UserName) -> Result<(), Error> {
+        Self::release(self, team, user).await
     }
 
     async fn kill(&self, team: TeamId, id: &SandboxId) -> Result<(), Error> {

@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sandglass_control::{CreateSandbox, DialError, ListSnapshots, Sleeper, TrafficToken};
+use sandglass_control::{CameBy, CreateSandbox, DialError, ListSnapshots, Sleeper, TrafficToken};
 use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroundings, Warning};
 use sandglass_egress::proxy::Direct;
 use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_engine::{EngineInfo, Stats};
 use sandglass_store::{
-    AuditEntry, Event, Identity, ImageState, ListFilter, ListPage, MadeFrom, Order, PageCursor, Purpose,
-    SandboxRow, SnapshotName, SnapshotPage, SnapshotRow,
+    Assignment, AuditEntry, Event, Identity, ImageState, ListFilter, ListPage, MadeFrom, Order, PageCursor,
+    Purpose, SandboxRow, SnapshotName, SnapshotPage, SnapshotRow,
 };
 use sandglass_types::{
     Error, ErrorKind, KeyId, Lifetime, OnTimeout, PauseMode, Reference, ResumeMode, SandboxId, SandboxState,
-    SnapshotId, TeamId, Timestamp,
+    SnapshotId, TeamId, Timestamp, UserName,
 };
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -355,6 +355,23 @@ impl Backend for Fake {
             self.rows.lock().unwrap().push(child);
         }
         Ok(made)
+    }
+
+    async fn assign(
+        &self,
+        team: TeamId,
+        _: &UserName,
+        request: CreateSandbox,
+    ) -> Result<(SandboxRow, CameBy), Error> {
+        Ok((self.create(team, request).await?, CameBy::Created))
+    }
+
+    async fn assignments(&self, _: TeamId, _: &UserName) -> Result<Vec<Assignment>, Error> {
+        Ok(Vec::new())
+    }
+
+    async fn release(&self, _: TeamId, _: &UserName) -> Result<(), Error> {
+        Err(not_found())
     }
 
     async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {

@@ -25,6 +25,7 @@ use crate::page;
 use crate::query::Query;
 use crate::router::ApiState;
 
+mod assignments;
 mod egress;
 mod ports;
 mod snapshots;
@@ -34,6 +35,7 @@ pub(crate) fn router() -> OpenApiRouter<ApiState> {
         .routes(routes!(info))
         .routes(routes!(list_native))
         .routes(routes!(get_native))
+        .merge(assignments::router())
         .merge(egress::router())
         .merge(ports::router())
         .merge(snapshots::router())

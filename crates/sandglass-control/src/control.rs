@@ -21,7 +21,7 @@ use sandglass_store::{
 use sandglass_types::error::Chain;
 use sandglass_types::{
     Clock, Error, ErrorKind, Lifetime, Limits, PauseMode, ResumeMode, SandboxId, SandboxState, TeamId,
-    Timestamp,
+    Timestamp, UserName,
 };
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
@@ -35,6 +35,10 @@ use crate::reconcile::{self, Repair};
 use crate::request::{CreateSandbox, check_timeout, idle_window};
 use crate::shared::Shared;
 use crate::template::Template;
+
+mod assignments;
+
+pub use assignments::CameBy;
 
 /// How often the store and the machine are compared.
 const RECONCILE_EVERY: Duration = Duration::from_secs(30);
@@ -226,12 +230,35 @@ impl Control {
     /// [`ErrorKind::IdempotencyInProgress`], [`ErrorKind::Quota`], [`ErrorKind::Capacity`], or what went wrong.
     pub async fn create(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error> {
         let started = Instant::now();
-        let outcome = self.make(team, request).await;
+        let outcome = self.make(team, request, None).await;
+        // Nobody has one for nobody.
+        let outcome = outcome.and_then(|row| row.ok_or_else(|| Error::new(ErrorKind::Conflict, "try again")));
         self.0.metrics.created(&outcome, started.elapsed());
         outcome
     }
 
-    async fn make(&self, team: TeamId, request: CreateSandbox) -> Result<SandboxRow, Error> {
+    /// Makes a sandbox that is this user's from its first row on. `None` if they have one.
+    async fn create_for(
+        &self,
+        team: TeamId,
+        user: &UserName,
+        request: CreateSandbox,
+    ) -> Result<Option<SandboxRow>, Error> {
+        let started = Instant::now();
+        let outcome = self.make(team, request, Some(user.clone())).await.transpose();
+        if let Some(outcome) = &outcome {
+            self.0.metrics.created(outcome, started.elapsed());
+        }
+        outcome.transpose()
+    }
+
+    /// `None` if the user that it is for has one.
+    async fn make(
+        &self,
+        team: TeamId,
+        request: CreateSandbox,
+        assign_to: Option<UserName>,
+    ) -> Result<Option<SandboxRow>, Error> {
         let shared = &self.0;
         request.check(shared.config.max_lifetime)?;
         let model = self.model(team, &request.template).await?;
@@ -267,6 +294,7 @@ impl Control {
             end_at: now.plus(request.lifetime.timeout),
             max_end_at: now.plus(shared.config.max_lifetime),
             idempotency: request.idempotency,
+            assign_to,
             quota: shared.config.budgets.quota,
             capacity: shared.config.budgets.capacity,
         };
@@ -278,7 +306,10 @@ impl Control {
         sandglass_failpoint::hit_async("control.create.insert").await.map_err(injected)?;
         match self.insert(&new).await? {
             Created::Inserted => {}
-            Created::Replay(id) => return self.standing(team, &id).await.map_err(|_| outcome_gone()),
+            Created::Replay(id) => {
+                return self.standing(team, &id).await.map(Some).map_err(|_| outcome_gone());
+            }
+            Created::Assigned(_) => return Ok(None),
             Created::InProgress => {
                 let message = "the first request with this idempotency key is still running; try again";
                 return Err(Error::new(ErrorKind::IdempotencyInProgress, message));
@@ -296,7 +327,7 @@ impl Control {
         claim.own(row, Begin::Create(tracing::Span::current(), made, model.lease));
         let stopping = || Error::new(ErrorKind::Capacity, "the server is stopping; try again");
         outcome.await.map_err(|_| stopping())??;
-        self.row(&new.id).await
+        self.row(&new.id).await.map(Some)
     }
 
     /// Inserts a sandbox, if there is room for it. Where there will be as soon as others are removed whose end has begun,

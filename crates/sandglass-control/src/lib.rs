@@ -24,7 +24,7 @@ mod traffic;
 
 pub use admission::Budgets;
 pub use auto_resume::Sleeper;
-pub use control::{Config, Control, ListSnapshots, MAX_CHILDREN, Patience};
+pub use control::{CameBy, Config, Control, ListSnapshots, MAX_CHILDREN, Patience};
 pub(crate) use control::{in_between, injected, not_found, stored};
 pub use egress::Egress;
 pub use live::{DialError, GuestStream, Live};

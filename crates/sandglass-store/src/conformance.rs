@@ -4,6 +4,7 @@
 //! fresh, empty store.
 #![allow(clippy::unwrap_used, reason = "a case that fails panics")]
 
+pub mod assignments;
 pub mod audit;
 pub mod bounds;
 pub mod idempotency;
@@ -38,6 +39,8 @@ macro_rules! store_conformance {
             snapshots: an_image_comes_back_as_it_was_stored, clients_find_what_is_ready_and_their_own,
                 a_name_is_that_of_the_newest, pages_of_snapshots_are_stable, images_are_room_on_the_disk,
                 children_of_a_fork_are_admitted_together_or_not_at_all;
+            assignments: a_user_has_one_at_a_time, of_many_at_once_one_is_assigned,
+                a_release_ends_it_and_history_is_bounded;
             audit: rows_are_kept_in_their_order_until_they_are_old, long_reasons_are_cut;
             idempotency: same_request_is_replayed, other_request_is_a_mismatch, keys_belong_to_one_team,
                 a_failed_attempt_frees_the_key, old_keys_are_forgotten, one_of_many_requests_inserts;
@@ -113,6 +116,7 @@ pub fn sandbox_of(team: TeamId, created: i64) -> NewSandbox {
         end_at: at(created + 60_000),
         max_end_at: at(created + 3_600_000),
         idempotency: None,
+        assign_to: None,
         quota: Amount::UNBOUNDED,
         capacity: Amount::UNBOUNDED,
     }

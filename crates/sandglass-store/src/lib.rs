@@ -11,16 +11,16 @@ pub mod model;
 pub mod sqlite;
 
 pub use model::{
-    Admitted, ApiKey, AuditEntry, Created, Event, IdempotencyKey, Identity, ImageState, KeyDigest,
-    ListFilter, ListPage, MAX_DETAIL, MadeFrom, NewSandbox, NewSnapshot, Order, PageCursor, Purpose, Resume,
-    Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotName, SnapshotPage, SnapshotRow, Team,
-    Transition,
+    Admitted, ApiKey, Assignment, AuditEntry, Created, Event, IdempotencyKey, Identity, ImageState,
+    KeyDigest, ListFilter, ListPage, MAX_DETAIL, MadeFrom, NewSandbox, NewSnapshot, Order, PageCursor,
+    Purpose, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotName, SnapshotPage,
+    SnapshotRow, Team, Transition,
 };
 pub use sqlite::SqliteStore;
 
 use async_trait::async_trait;
 use sandglass_egress::policy::Policy;
-use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp};
+use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName};
 
 /// A verb that could not be carried out.
 #[derive(Debug, thiserror::Error)]
@@ -178,6 +178,12 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// The history of one sandbox, oldest first.
     async fn events(&self, id: &SandboxId) -> Result<Vec<Event>, StoreError>;
+
+    /// The sandboxes of one of a team's users: the present one first, if there is one, and the last that they had before.
+    async fn assignments(&self, team: TeamId, user: &UserName) -> Result<Vec<Assignment>, StoreError>;
+
+    /// Ends the assignment of a user's present sandbox, which stays as it is. `false` if they have none.
+    async fn release(&self, team: TeamId, user: &UserName, now: Timestamp) -> Result<bool, StoreError>;
 
     /// Forgets idempotency keys older than `before`. Returns how many.
     async fn purge_idempotency(&self, before: Timestamp) -> Result<u64, StoreError>;

@@ -10,7 +10,7 @@ use sandglass_egress::policy::{Policy, RequestHost};
 use sandglass_types::budget::{Amount, Excess};
 use sandglass_types::{
     Digest, EndReason, Generation, KeyId, Lifetime, Limits, NodeId, PauseMode, SandboxId, SandboxState,
-    TeamId, Timestamp,
+    TeamId, Timestamp, UserName,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -171,6 +171,8 @@ pub struct NewSandbox {
     pub max_end_at: Timestamp,
     /// The client's key for this request and a digest of the request itself.
     pub idempotency: Option<(IdempotencyKey, Digest)>,
+    /// Whose it shall be, if they have none.
+    pub assign_to: Option<UserName>,
     /// What all sandboxes of the team may have together, with this one.
     pub quota: Amount,
     /// What all sandboxes of the machine may have together, with this one.
@@ -188,6 +190,8 @@ pub enum Created {
     InProgress,
     /// Another request came before under this key.
     Mismatch,
+    /// The user that it was for has this one.
+    Assigned(SandboxId),
     /// With it the team would have more than its quota.
     OverQuota(Excess),
     /// With it the machine would have more than it can hold.
@@ -197,6 +201,17 @@ pub enum Created {
         /// Whether there is enough once the sandboxes are gone that are at their end.
         soon: bool,
     },
+}
+
+/// That a sandbox is a user's, or was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Assignment {
+    /// Which one.
+    pub sandbox: SandboxId,
+    /// Since when.
+    pub since: Timestamp,
+    /// Until when; `None` for the one in force, whose sandbox may have ended since.
+    pub until: Option<Timestamp>,
 }
 
 /// The wish that a paused sandbox runs again.

@@ -9,6 +9,7 @@
 //! a revoked key must never come back, and so are moves to and from `Paused` and all of snapshots, because an image
 //! outlives the power.
 
+mod assignments;
 mod audit;
 mod list;
 mod open;
@@ -23,14 +24,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_egress::policy::Policy;
-use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp};
+use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName};
 use sqlx::sqlite::{SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{Connection as _, Sqlite, Transaction};
 
 use crate::{
-    Admitted, ApiKey, AuditEntry, Created, Event, Identity, KeyDigest, ListFilter, ListPage, NewSandbox,
-    NewSnapshot, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotPage, SnapshotRow, Store,
-    StoreError, Team, Transition,
+    Admitted, ApiKey, Assignment, AuditEntry, Created, Event, Identity, KeyDigest, ListFilter, ListPage,
+    NewSandbox, NewSnapshot, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotPage,
+    SnapshotRow, Store, StoreError, Team, Transition,
 };
 
 /// How long one verb waits for another process' write before it fails.
@@ -279,6 +280,14 @@ impl Store for SqliteStore {
 
     async fn events(&self, id: &SandboxId) -> Result<Vec<Event>, StoreError> {
         self.select_events(id).await
+    }
+
+    async fn assignments(&self, team: TeamId, user: &UserName) -> Result<Vec<Assignment>, StoreError> {
+        self.select_assignments(team, user).await
+    }
+
+    async fn release(&self, team: TeamId, user: &UserName, now: Timestamp) -> Result<bool, StoreError> {
+        self.end_assignment(team, user, now).await
     }
 
     async fn purge_idempotency(&self, before: Timestamp) -> Result<u64, StoreError> {

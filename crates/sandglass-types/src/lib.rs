@@ -15,6 +15,7 @@ pub mod limits;
 pub mod net;
 pub mod reference;
 pub mod state;
+pub mod user;
 
 pub use clock::{Clock, SystemClock, Timestamp};
 pub use digest::Digest;
@@ -24,3 +25,4 @@ pub use lifetime::{Lifetime, OnTimeout, PauseMode, ResumeMode};
 pub use limits::Limits;
 pub use reference::Reference;
 pub use state::{EndReason, SandboxState};
+pub use user::{InvalidUserName, MAX_USER_NAME, UserName};

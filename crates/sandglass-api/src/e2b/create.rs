@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use sandglass_control::CreateSandbox;
 use sandglass_egress::policy::{Ingress, Network, Policy, from_e2b, ingress_from_e2b};
-use sandglass_types::{Digest, OnTimeout};
+use sandglass_store::IdempotencyKey;
+use sandglass_types::{Digest, Lifetime, OnTimeout};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -205,6 +207,33 @@ pub(crate) fn positive_seconds(Seconds(seconds): Seconds) -> Result<Duration, Ap
 }
 
 impl Accepted {
+    /// The request as the product takes it.
+    pub(crate) fn into_request(self, idempotency: Option<(IdempotencyKey, Digest)>) -> CreateSandbox {
+        let Self {
+            template,
+            timeout,
+            on_timeout,
+            idle_timeout,
+            secured,
+            metadata,
+            env,
+            allow_internet_access,
+            policy,
+            ingress,
+        } = self;
+        CreateSandbox {
+            template,
+            lifetime: Lifetime { timeout, on_timeout, idle: idle_timeout },
+            secured,
+            metadata,
+            env,
+            allow_internet_access,
+            policy,
+            ingress,
+            idempotency,
+        }
+    }
+
     /// The same for two requests that ask for the same, however they are written.
     pub(crate) fn digest(&self) -> Digest {
         // Fields in the order of the struct and maps sorted by key: this form is canonical. Serialising strings,

@@ -6,11 +6,10 @@ use axum::extract::{FromRequestParts, Path, RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use sandglass_control::CreateSandbox;
 use sandglass_egress::policy::Network;
 use sandglass_engine::engine::Feature;
 use sandglass_store::{IdempotencyKey, ListFilter, Order, SandboxRow};
-use sandglass_types::{Digest, Lifetime, PauseMode, ResumeMode, SandboxId, SandboxState, TeamId};
+use sandglass_types::{Digest, PauseMode, ResumeMode, SandboxId, SandboxState, TeamId};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -133,30 +132,7 @@ async fn create(
 ) -> Result<Response, ApiError> {
     let request = body.accept(face)?;
     let idempotency = idempotency(headers, &request)?;
-    let Accepted {
-        template,
-        timeout,
-        on_timeout,
-        idle_timeout,
-        secured,
-        metadata,
-        env,
-        allow_internet_access,
-        policy,
-        ingress,
-    } = request;
-    let request = CreateSandbox {
-        template,
-        lifetime: Lifetime { timeout, on_timeout, idle: idle_timeout },
-        secured,
-        metadata,
-        env,
-        allow_internet_access,
-        policy,
-        ingress,
-        idempotency,
-    };
-    let row = state.backend.create(team, request).await?;
+    let row = state.backend.create(team, request.into_request(idempotency)).await?;
     let made = Made(row.id.clone());
     let warning = warning(&*state.backend, &row);
     let origin = HeaderValue::from_static(row.made_from.origin());
@@ -168,7 +144,7 @@ async fn create(
 }
 
 /// The header that says what the author of a sandbox's policy should know, if there is something.
-fn warning(backend: &dyn Backend, row: &SandboxRow) -> Option<(HeaderName, HeaderValue)> {
+pub(crate) fn warning(backend: &dyn Backend, row: &SandboxRow) -> Option<(HeaderName, HeaderValue)> {
     let mut warnings = warnings(backend, row);
     let more = warnings.len().saturating_sub(MAX_WARNINGS);
     warnings.truncate(MAX_WARNINGS);

@@ -364,6 +364,7 @@ impl Control {
             end_at: image.created_at.plus(lives),
             max_end_at: image.created_at.plus(self.0.config.max_lifetime),
             idempotency: None,
+            assign_to: None,
             quota: image.quota,
             capacity: image.capacity,
         }

@@ -8,7 +8,7 @@ use sqlx::{Row as _, SqliteConnection};
 use super::rows::{
     self, map_text, on_timeout_text, pause_mode_text, policy_text, reason_text, sandbox_columns, state_text,
 };
-use super::{SqliteStore, database, exists_or_database, teams};
+use super::{SqliteStore, assignments, database, exists_or_database, teams};
 use crate::{
     Admitted, Created, Event, IdempotencyKey, MAX_DETAIL, NewSandbox, Resume, Resumed, SandboxRow,
     StoreError, Transition,
@@ -34,6 +34,11 @@ impl SqliteStore {
         {
             return Ok(earlier);
         }
+        if let Some(user) = &new.assign_to
+            && let Some(theirs) = assignments::standing(&mut change, new.team, user).await?
+        {
+            return Ok(Created::Assigned(theirs));
+        }
         let all = Amount::of(&new.limits);
         let asked = Asked {
             team: new.team,
@@ -47,6 +52,9 @@ impl SqliteStore {
             return Ok(refusal.into());
         }
         insert_new(&mut change, new).await?;
+        if let Some(user) = &new.assign_to {
+            assignments::assign(&mut change, new, user).await?;
+        }
         if let Some((key, digest)) = &new.idempotency {
             sqlx::query(
                 "INSERT INTO idempotency_keys (team, key, digest, sandbox, created_at) VALUES (?1, ?2, ?3, ?4, ?5) \
