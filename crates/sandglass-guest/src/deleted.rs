@@ -5,6 +5,8 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -20,6 +22,9 @@ const MAX_NAME: usize = 256;
 
 /// How long a look may take: a program with a million files must not make it last.
 const LOOK_TIME: Duration = Duration::from_secs(2);
+
+/// Bytes that are read of what a process has mapped.
+const MAX_MAPS: u64 = 4 << 20;
 
 /// How the kernel ends the name of what was deleted (proc_pid_fd(5)).
 const DELETED: &[u8] = b" (deleted)";
@@ -98,7 +103,8 @@ fn held(process: &Path, disks: &Devices, until: Instant) -> BTreeSet<String> {
         }
         found.extend(deleted_at(&link, disks));
     }
-    let maps = std::fs::read(process.join("maps")).unwrap_or_default();
+    let mut maps = Vec::new();
+    let _ = File::open(process.join("maps")).and_then(|file| file.take(MAX_MAPS).read_to_end(&mut maps));
     let mapped = String::from_utf8_lossy(&maps);
     let mapped = mapped.lines().filter_map(deleted_in_map).filter(|(device, _)| disks.contains(device));
     found.extend(mapped.map(|(_, name)| name.to_owned()).take(MAX_HOLDERS));

@@ -88,12 +88,20 @@ pub(crate) fn check(configure: &Configure, current: u32) -> Result<(), Configure
     Ok(())
 }
 
-/// `/etc/hosts` with the sandbox's own name, keeping what others wrote. Without an entry for `localhost` it would
-/// be asked of a name server.
+/// `/etc/hosts` with the sandbox's own name, keeping what others wrote, and where. Without an entry for `localhost` it
+/// would be asked of a name server.
 fn hosts(before: &str, name: &str) -> String {
+    let own = format!("127.0.1.1 {name} {MARK}\n");
     let mut text = String::new();
-    let mut has_localhost = false;
-    for line in before.lines().filter(|line| !line.trim_end().ends_with(MARK)) {
+    let (mut has_localhost, mut has_own) = (false, false);
+    for line in before.lines() {
+        if line.trim_end().ends_with(MARK) {
+            if !has_own {
+                text.push_str(&own);
+            }
+            has_own = true;
+            continue;
+        }
         let entry = line.split('#').next().unwrap_or("");
         has_localhost |= entry.split_whitespace().skip(1).any(|host| host == "localhost");
         text.push_str(line);
@@ -102,12 +110,18 @@ fn hosts(before: &str, name: &str) -> String {
     if !has_localhost {
         text.insert_str(0, "127.0.0.1 localhost\n");
     }
-    text.push_str(&format!("127.0.1.1 {name} {MARK}\n"));
+    if !has_own {
+        text.push_str(&own);
+    }
     text
 }
 
-/// Replaces a file at once. Whatever is at the path, a link or a FIFO, is replaced and not followed.
+/// Replaces a file at once, unless it says so already: a sandbox whose disk is full must be able to come back. Whatever
+/// else is at the path, a link or a FIFO, is replaced and not followed.
 fn put(path: &Path, contents: &str) -> io::Result<()> {
+    if read(path, contents.len() + 1).is_some_and(|before| before == contents.as_bytes()) {
+        return Ok(());
+    }
     let mut temporary = path.to_path_buf().into_os_string();
     temporary.push(".sandglass");
     let temporary = PathBuf::from(temporary);
@@ -119,22 +133,23 @@ fn put(path: &Path, contents: &str) -> io::Result<()> {
         }
         created => created?,
     };
-    file.write_all(contents.as_bytes())?;
-    drop(file);
-    fs::rename(&temporary, path)
+    let written = file.write_all(contents.as_bytes()).and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written
 }
 
-fn read_hosts(path: &Path) -> String {
+/// The first bytes of a file, and of nothing else that may be at the path.
+fn read(path: &Path, limit: usize) -> Option<Vec<u8>> {
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
-    let open = fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
-    let Ok(file) = open else { return String::new() };
+    let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
     if !file.metadata().is_ok_and(|meta| meta.is_file()) {
-        return String::new();
+        return None;
     }
     let mut bytes = Vec::new();
-    let limit = u64::try_from(MAX_HOSTS).unwrap_or(u64::MAX);
-    let _ = io::Read::read_to_end(&mut io::Read::take(file, limit), &mut bytes);
-    String::from_utf8_lossy(&bytes).into_owned()
+    file.take(u64::try_from(limit).unwrap_or(u64::MAX)).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
 }
 
 /// Makes the machine say whose sandbox it is; for process 1 of a sandbox, whose machine it is. One that was a copy of
@@ -195,7 +210,8 @@ fn write_files(configure: &Configure, root: &Path) -> Result<(), ConfigureError>
     let name = &configure.sandbox_id;
     put(&root.join("etc/hostname"), &format!("{name}\n")).map_err(step("writing /etc/hostname"))?;
     let path = root.join("etc/hosts");
-    put(&path, &hosts(&read_hosts(&path), name)).map_err(step("writing /etc/hosts"))?;
+    let before = read(&path, MAX_HOSTS).unwrap_or_default();
+    put(&path, &hosts(&String::from_utf8_lossy(&before), name)).map_err(step("writing /etc/hosts"))?;
     let machine = format!("{}\n", machine_id(name));
     put(&root.join("etc/machine-id"), &machine).map_err(step("writing /etc/machine-id"))?;
     // In the agent's own folder, which is there before anything else is.
@@ -213,6 +229,8 @@ fn write_files(configure: &Configure, root: &Path) -> Result<(), ConfigureError>
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
     use crate::settings::tests::configure;
 
@@ -241,6 +259,9 @@ mod tests {
         let once = hosts("10.0.0.1 db # mine\n", "one");
         assert_eq!(once, "127.0.0.1 localhost\n10.0.0.1 db # mine\n127.0.1.1 one # sandglass\n");
         assert_eq!(hosts(&once, "two"), once.replace("one", "two"));
+        let edited = once.clone() + "10.0.0.2 cache\n";
+        assert_eq!(hosts(&edited, "one"), edited);
+        assert_eq!(hosts(&(once.clone() + &once), "one").matches(MARK).count(), 1);
         assert_eq!(hosts("::1 ip6 localhost\n", "x"), "::1 ip6 localhost\n127.0.1.1 x # sandglass\n");
     }
 
@@ -250,6 +271,31 @@ mod tests {
         assert_ne!(machine_id("a"), machine_id("b"));
         assert_eq!(uuid([0xff; 16], true), "ffffffff-ffff-4fff-bfff-ffffffffffff");
         assert_eq!(uuid([0; 16], false), "00000000000040008000000000000000");
+    }
+
+    #[test]
+    fn what_is_right_already_is_not_written_again() {
+        let root = tempfile::tempdir().unwrap();
+        for folder in ["etc", "run/sandglass"] {
+            fs::create_dir_all(root.path().join(folder)).unwrap();
+        }
+        let inodes = || {
+            ["etc/hostname", "etc/hosts", "etc/machine-id", "run/sandglass/generation"]
+                .map(|file| fs::metadata(root.path().join(file)).unwrap().ino())
+        };
+        let mut configure = configure(None);
+        write_files(&configure, root.path()).unwrap();
+        let before = inodes();
+        write_files(&configure, root.path()).unwrap();
+        assert_eq!(inodes(), before);
+        configure.generation = 2;
+        write_files(&configure, root.path()).unwrap();
+        assert_eq!(inodes()[..3], before[..3]);
+        assert_ne!(inodes()[3], before[3]);
+        // What only begins as it should is another.
+        fs::write(root.path().join("etc/hostname"), "s\nmore").unwrap();
+        write_files(&configure, root.path()).unwrap();
+        assert_eq!(fs::read_to_string(root.path().join("etc/hostname")).unwrap(), "s\n");
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::http::context::{self, StartLimit};
 
 pub(crate) use live::Process;
 pub(crate) use output::Origin;
-pub(crate) use prepare::{DEFAULT_PATH, absolute, c_string, env_strings, environment, look_up};
+pub(crate) use prepare::{DEFAULT_PATH, absolute, basics, c_string, env_strings, look_up};
 pub(crate) use registry::Registry;
 pub(crate) use stdio::{Size, raw_terminal, winsize};
 

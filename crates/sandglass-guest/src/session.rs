@@ -18,6 +18,10 @@ use crate::{deleted, hooks, http, log};
 /// How long a connection to the guest's loopback may take: nothing is far away there.
 const DIAL_TIME: Duration = Duration::from_secs(5);
 
+/// How long control messages wait for the look for what no image can hold. It bounds itself, unless a file system that a
+/// program of the sandbox serves does not answer.
+const LOOK_TIME: Duration = Duration::from_secs(3);
+
 /// Serves the session until it ends, which it does only with the engine.
 pub(crate) async fn run(agent: Arc<Agent>, session: AgentSession, router: Router) {
     let flows = agent.tasks.spawn(accept(Arc::clone(&agent), session.clone(), router));
@@ -55,7 +59,10 @@ async fn control(agent: &Arc<Agent>, session: &AgentSession) -> sandglass_proto:
             }
             AgentEvent::Control(ToAgent::Freeze) => {
                 let holders = match agent.sole_user {
-                    None => agent.blocking.run(deleted::holders).await,
+                    // What was not found in time, the engine refuses.
+                    None => tokio::time::timeout(LOOK_TIME, agent.blocking.run(deleted::holders))
+                        .await
+                        .unwrap_or_default(),
                     // The machine's other programs are none of this sandbox.
                     Some(_) => Vec::new(),
                 };

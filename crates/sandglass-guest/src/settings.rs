@@ -57,10 +57,17 @@ impl Settings {
     /// Environment of every process: what the server set, and who the sandbox is.
     pub(crate) fn env(&self) -> BTreeMap<String, String> {
         let mut env = self.0.env.clone();
-        env.insert("E2B_SANDBOX".into(), "true".into());
-        env.insert("E2B_SANDBOX_ID".into(), self.0.sandbox_id.clone());
-        env.insert("E2B_TEMPLATE_ID".into(), self.0.template_id.clone());
+        env.extend(self.identity());
         env
+    }
+
+    /// The part of the environment that says who the sandbox is, of which nothing is a client's choice.
+    pub(crate) fn identity(&self) -> [(String, String); 3] {
+        [
+            ("E2B_SANDBOX".into(), "true".into()),
+            ("E2B_SANDBOX_ID".into(), self.0.sandbox_id.clone()),
+            ("E2B_TEMPLATE_ID".into(), self.0.template_id.clone()),
+        ]
     }
 
     /// Limit on the processes of one unprivileged user.

@@ -29,18 +29,23 @@ pub(crate) struct Prepared {
     pub cwd: CString,
 }
 
-/// The environment: later ones win.
-pub(crate) fn environment(
-    user: &User,
-    settings: &Settings,
-    request: impl IntoIterator<Item = (String, String)>,
-) -> BTreeMap<String, String> {
-    let mut env = BTreeMap::from([
+/// The environment of a user's program before anybody has added to it.
+pub(crate) fn basics(user: &User) -> BTreeMap<String, String> {
+    BTreeMap::from([
         ("PATH".into(), DEFAULT_PATH.into()),
         ("HOME".into(), user.home.clone()),
         ("USER".into(), user.name.clone()),
         ("LOGNAME".into(), user.name.clone()),
-    ]);
+    ])
+}
+
+/// The environment: later ones win.
+fn environment(
+    user: &User,
+    settings: &Settings,
+    request: impl IntoIterator<Item = (String, String)>,
+) -> BTreeMap<String, String> {
+    let mut env = basics(user);
     env.extend(settings.env());
     env.extend(request);
     env
