@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rand::RngExt as _;
@@ -181,18 +182,14 @@ const UNHEARD: &str = "the sandbox's agent did not answer, and it runs on";
 ///
 /// # Errors
 /// It took too long, or the session ended.
-pub(crate) async fn freeze(session: &Session, mode: PauseMode) -> Result<(), Error> {
+pub(crate) async fn freeze(line: &Line, mode: PauseMode) -> Result<(), Error> {
     let (message, patience) = match mode {
         PauseMode::Full => (ToAgent::Freeze, FREEZE_PATIENCE),
         PauseMode::Filesystem => (ToAgent::FreezeDisk, SYNC_PATIENCE),
     };
     let frozen = async {
-        session.hold().await.map_err(|closed| Error::internal(UNHEARD, closed))?;
-        let mut answer = ask(session, &message).await?;
-        // To a question that nobody waits for any more.
-        while matches!(answer, FromAgent::Idle { .. }) {
-            answer = hear(session).await?;
-        }
+        line.session.hold().await.map_err(|closed| Error::internal(UNHEARD, closed))?;
+        let answer = line.ask(&message).await?;
         match answer {
             FromAgent::Frozen => Ok(()),
             FromAgent::Unsavable { holders } => Err(unsavable(&holders)),
@@ -206,18 +203,13 @@ pub(crate) async fn freeze(session: &Session, mode: PauseMode) -> Result<(), Err
 ///
 /// # Errors
 /// As [`freeze`].
-pub(crate) async fn thaw(session: &Session) -> Result<(), Error> {
-    session.release();
+pub(crate) async fn thaw(line: &Line) -> Result<(), Error> {
+    line.session.release();
     let thawed = async {
-        // It may have been frozen by nobody, or have answered a freeze that nobody waits for any more.
-        let mut answer = ask(session, &ToAgent::Thaw).await?;
-        for _ in 0..MAX_NOTICES {
-            if answer == FromAgent::Thawed {
-                return Ok(());
-            }
-            answer = hear(session).await?;
+        match line.ask(&ToAgent::Thaw).await? {
+            FromAgent::Thawed => Ok(()),
+            other => Err(Error::internal(UNHEARD, format!("it answered {:?}", shown(&format!("{other:?}"))))),
         }
-        Err(Error::internal(UNHEARD, "it said too much else"))
     };
     timeout(FREEZE_PATIENCE, thawed).await.map_err(|elapsed| Error::internal(UNHEARD, elapsed))?
 }
@@ -226,9 +218,9 @@ pub(crate) async fn thaw(session: &Session) -> Result<(), Error> {
 ///
 /// # Errors
 /// It took too long, or the session ended.
-pub(crate) async fn idle(session: &Session) -> Result<Duration, Error> {
+pub(crate) async fn idle(line: &Line) -> Result<Duration, Error> {
     let asked = async {
-        match ask(session, &ToAgent::Idle).await? {
+        match line.ask(&ToAgent::Idle).await? {
             FromAgent::Idle { millis } => Ok(Duration::from_millis(millis)),
             other => Err(Error::internal(UNHEARD, format!("it answered {:?}", shown(&format!("{other:?}"))))),
         }
@@ -236,10 +228,41 @@ pub(crate) async fn idle(session: &Session) -> Result<Duration, Error> {
     timeout(IDLE_PATIENCE, asked).await.map_err(|elapsed| Error::internal(UNHEARD, elapsed))?
 }
 
-/// Sends a message, and waits for the answer.
-async fn ask(session: &Session, message: &ToAgent) -> Result<FromAgent, Error> {
-    session.send_control(message).await.map_err(|error| Error::internal(UNHEARD, error))?;
-    hear(session).await
+/// A session on which questions are asked, one after the other. The agent answers each with one message, in their order; so
+/// whoever stops to wait for an answer owes the next one to leave it out, or it would be taken for another's.
+#[derive(Debug)]
+pub(crate) struct Line {
+    session: Session,
+    /// Answers that are still to come.
+    owed: AtomicU32,
+}
+
+impl Line {
+    /// That of an agent which has answered all that it was asked.
+    pub(crate) const fn new(session: Session) -> Self {
+        Self { session, owed: AtomicU32::new(0) }
+    }
+
+    /// The session itself, for all but questions.
+    pub(crate) const fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Sends a message, and waits for the answer.
+    async fn ask(&self, message: &ToAgent) -> Result<FromAgent, Error> {
+        self.session.send_control(message).await.map_err(|error| Error::internal(UNHEARD, error))?;
+        let owed = self.owed.fetch_add(1, Ordering::Relaxed);
+        for _late in 0..owed {
+            self.answer().await?;
+        }
+        self.answer().await
+    }
+
+    async fn answer(&self) -> Result<FromAgent, Error> {
+        let answer = hear(&self.session).await?;
+        self.owed.fetch_sub(1, Ordering::Relaxed);
+        Ok(answer)
+    }
 }
 
 /// The next message that is no notice.

@@ -13,7 +13,7 @@ use sandglass_egress::policy::RequestHost;
 use sandglass_engine::engine::AirlockSocket;
 use sandglass_engine::host::Host;
 use sandglass_engine::network::GUEST_ADDRESS;
-use sandglass_proto::session::{Closed, Flow, Loopback, OpenError, ResetCode, Session, Target};
+use sandglass_proto::session::{Closed, Flow, Loopback, OpenError, ResetCode, Target};
 use sandglass_store::SandboxRow;
 use sandglass_types::{Error, ErrorKind, PauseMode, SandboxId, TeamId};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -22,7 +22,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use crate::{Patience, TrafficToken, agent};
+use crate::agent::{self, Line};
+use crate::{Patience, TrafficToken};
 
 /// How often a port that refuses is tried: a program may have been started a moment ago.
 const DIAL_ATTEMPTS: u32 = 5;
@@ -65,7 +66,7 @@ pub enum DialError {
 #[derive(Debug)]
 pub struct Live {
     id: SandboxId,
-    session: Session,
+    line: Line,
     /// What its agent understands.
     revision: u32,
     /// Makes sockets in its airlock; `None` if its engine gives it none.
@@ -87,7 +88,7 @@ pub struct Live {
 impl Live {
     pub(crate) fn new(
         row: &SandboxRow,
-        session: Session,
+        line: Line,
         revision: u32,
         airlock: Option<Host>,
         gone: CancellationToken,
@@ -98,7 +99,7 @@ impl Live {
         let streams = watch::Sender::new(0);
         Self {
             id: row.id.clone(),
-            session,
+            line,
             revision,
             airlock,
             gone,
@@ -152,10 +153,10 @@ impl Live {
     /// The end of the session is seen at once; an agent that was stopped, or whose engine hangs, by its silence.
     pub(crate) async fn cut_off(&self, patience: Patience) -> CutOff {
         loop {
-            if let Ok(closed) = timeout(patience.heartbeat, self.session.closed()).await {
+            if let Ok(closed) = timeout(patience.heartbeat, self.line.session().closed()).await {
                 return CutOff::Closed(closed);
             }
-            if timeout(patience.silence, self.session.ping()).await.is_err() {
+            if timeout(patience.silence, self.line.session().ping()).await.is_err() {
                 return CutOff::Silent(patience.silence);
             }
         }
@@ -168,7 +169,7 @@ impl Live {
             return Err(Error::new(ErrorKind::Conflict, message));
         }
         self.still.send_replace(true);
-        agent::freeze(&self.session, mode).await
+        agent::freeze(&self.line, mode).await
     }
 
     /// How long no command has run in it; zero while one does, and where its agent can't say.
@@ -176,12 +177,12 @@ impl Live {
         if self.revision < agent::IDLE_SINCE {
             return Ok(Duration::ZERO);
         }
-        agent::idle(&self.session).await
+        agent::idle(&self.line).await
     }
 
     /// Ends a [`Self::freeze`].
     pub(crate) async fn thaw(&self) -> Result<(), Error> {
-        let thawed = agent::thaw(&self.session).await;
+        let thawed = agent::thaw(&self.line).await;
         self.still.send_replace(false);
         thawed
     }
@@ -302,7 +303,7 @@ impl Live {
     async fn flow(&self, target: Target) -> Result<Carrier, DialError> {
         let opened = loop {
             let still = self.moving().await?;
-            match timeout(DIAL_PATIENCE, self.session.open(target)).await {
+            match timeout(DIAL_PATIENCE, self.line.session().open(target)).await {
                 // It could not answer meanwhile.
                 Err(_) if still.has_changed().unwrap_or(false) => {}
                 opened => break opened,

@@ -23,7 +23,7 @@ use tracing::{Instrument as _, Span};
 
 use self::auto_pause::Tries;
 use self::bring_up::{Origin, bring_up, deadline, exit_of, keep_deadline};
-pub(crate) use self::capture::Captured;
+pub(crate) use self::capture::{Captured, Wanted};
 use self::idle::Idle;
 use self::pause::{Ended, Pausing};
 use self::request::Reply;
@@ -259,11 +259,15 @@ impl<'a> Owner<'a> {
                     if self.row.state != SandboxState::Running {
                         left = patience.clock_check;
                     } else if left.is_zero() {
-                        let (live, mode) = (Arc::clone(live), tries.mode(wanted));
-                        let why = tries.why(&cause, wanted);
+                        let (live, mode) = (Arc::clone(live), tries.mode(wanted, Instant::now()));
+                        let why = tries.why(&cause, wanted, mode);
                         match self.pause(&live, mode, &why, Vec::new()).await {
                             Pausing::Imaged(pausers) => return Life::Rests(pausers),
-                            Pausing::RunsOn(reason) => tries.failed(Instant::now(), wanted, &reason),
+                            Pausing::RunsOn(hindrance, reason) => {
+                                tries.failed(Instant::now(), mode, hindrance, &reason);
+                                // It was silent for as long as that took.
+                                cut_off = Some(listen(live));
+                            }
                             Pausing::Killed(unanswered) => {
                                 killer = unanswered;
                                 break (Event::Kill, ASKED.into());
@@ -340,20 +344,20 @@ impl<'a> Owner<'a> {
                         cut_off = Some(listen(Arc::clone(live)));
                         match paused {
                             Pausing::Imaged(pausers) => return Life::Rests(pausers),
-                            Pausing::RunsOn(_) => continue,
+                            Pausing::RunsOn(..) => continue,
                             Pausing::Killed(unanswered) => {
                                 killer = unanswered;
                                 (Event::Kill, ASKED.into())
                             }
                         }
                     }
-                    Some((span, Request::Capture { image, generation, reply })) => {
+                    Some((span, Request::Capture { image, wanted, reply })) => {
                         let Some(live) = &live else {
                             let message = "the sandbox is still being started";
                             let _gone = reply.send(Err(Error::new(ErrorKind::Conflict, message)));
                             continue;
                         };
-                        let captured = self.capture(live, &image, generation).instrument(span).await;
+                        let captured = self.capture(live, &image, &wanted).instrument(span).await;
                         cut_off = Some(listen(Arc::clone(live)));
                         let (outcome, ended) = captured;
                         let _gone = reply.send(outcome);
@@ -456,15 +460,17 @@ impl<'a> Owner<'a> {
         }
         sandglass_failpoint::hit_async("control.create.reachable").await.map_err(crate::injected)?;
         self.shared.live.insert(Arc::clone(&live));
-        // It has gone on from there; what is left by a failure is removed before the next one is made.
-        if resumed {
-            self.remove_image().await;
-        }
         if of_image {
             let end = self.shared.clock.now().plus(self.lease);
-            if let Err(error) = self.set_end(end, true).await {
+            // Its time was counted from when it was asked for, and may be up: it begins only now.
+            if let Err(error) = self.set_end_of(end, true, self.row.created_at).await {
                 tracing::warn!(sandbox = %self.row.id, error = %Chain(&error), "it lives shorter than was asked for");
             }
+        }
+        // It has gone on from there; what is left by a failure is removed before the next one is made. Only now, or it might
+        // be taken for one whose time is up by whoever comes after a crash.
+        if resumed {
+            self.remove_image().await;
         }
         let governing = governor::govern(self.shared.host.clone(), Arc::clone(&live));
         self.tasks.spawn(self.gone.clone().run_until_cancelled_owned(governing));
@@ -525,6 +531,17 @@ impl<'a> Owner<'a> {
     }
 
     async fn set_end(&mut self, end_at: Timestamp, only_later: bool) -> Result<Timestamp, Error> {
+        let now = self.shared.clock.now();
+        self.set_end_of(end_at, only_later, now).await
+    }
+
+    /// The same for one whose time was not up at `asked`: it may be by now.
+    async fn set_end_of(
+        &mut self,
+        end_at: Timestamp,
+        only_later: bool,
+        asked: Timestamp,
+    ) -> Result<Timestamp, Error> {
         let (id, now) = (self.row.id.clone(), self.shared.clock.now());
         // The host's deadline, which comes true without a server, is never earlier than the store's: it moves first where
         // it moves back, and last where it moves forth. Should this server die in between, the sandbox lives longer than
@@ -536,7 +553,7 @@ impl<'a> Owner<'a> {
             self.shared.host.set_deadline(&id, deadline(&self.row, latest.0, latest.1)).await?;
         }
         sandglass_failpoint::hit_async("control.deadline.store").await.map_err(crate::injected)?;
-        let stored = self.shared.store.set_end(&id, end_at, only_later, now).await;
+        let stored = self.shared.store.set_end(&id, end_at, only_later, asked).await;
         let stored = stored.map_err(|error| Error::internal("the timeout could not be stored", error))?;
         let end = stored.ok_or_else(|| crate::not_found(&id))?;
         self.ends = moved(self.ends, (end_at, end), (now, steady));
@@ -669,6 +686,10 @@ impl Window {
         let said = live.idle().await.inspect_err(|error| {
             tracing::debug!(sandbox = %live.id(), error = %Chain(error), "it can't be said whether it is idle");
         });
+        // Somebody may have come while it was asked.
+        if *self.streams.borrow() > 0 || self.streams.has_changed().unwrap_or(false) {
+            return false;
+        }
         self.idle.told(now, said.ok())
     }
 }

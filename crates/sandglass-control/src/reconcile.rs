@@ -48,12 +48,13 @@ pub fn plan(
         match (row.state, presence) {
             (SandboxState::Ended, None) => None,
             (SandboxState::Ended, Some(_)) => Some(Repair::Destroy(row.id)),
+            (SandboxState::Paused | SandboxState::Resuming, _) => Some(Repair::Rest(Box::new(row))),
+            // All that it was is complete on the disk, whether its processes are gone yet or not: one that is to run on has
+            // its image removed before.
+            (SandboxState::Pausing, _) if images.contains(&row.id) => Some(Repair::Rest(Box::new(row))),
             (SandboxState::Running | SandboxState::Pausing, Some(Presence::Running | Presence::Paused)) => {
                 Some(Repair::Adopt(Box::new(row)))
             }
-            (SandboxState::Paused | SandboxState::Resuming, _) => Some(Repair::Rest(Box::new(row))),
-            // Its processes are gone, and what they were is complete on the disk.
-            (SandboxState::Pausing, _) if images.contains(&row.id) => Some(Repair::Rest(Box::new(row))),
             // The watchdog of the last host has ended it. Whatever else may have been first, it is all up by now.
             // One that is to be paused is nobody's to end: it was lost.
             (SandboxState::Running | SandboxState::Pausing, _)
@@ -180,12 +181,11 @@ pub(crate) mod tests {
             }
             let pausing = SandboxState::Pausing;
             assert_eq!(planned(Some(pausing)), if alive { adopt(pausing) } else { end(pausing) });
-            // Its processes are gone, but what they were is there.
+            // Whether its processes are gone or not, what they were is there.
             let images = BTreeSet::from([id.clone()]);
             let now = Timestamp::from_millis(999);
             let repairs = plan(&on_machine, &images, vec![row_of(&id, pausing)], &BTreeSet::new(), now);
-            let expected = if alive { adopt(pausing) } else { rest(pausing) };
-            assert_eq!(repairs, expected.into_iter().collect::<Vec<_>>());
+            assert_eq!(repairs, rest(pausing).into_iter().collect::<Vec<_>>());
             // Of one that is there, its owner says that its time is up.
             let up = Some(Repair::End(Box::new(row_of(&id, running)), Event::TimeUp));
             assert_eq!(planned_at(Some(running), 1000), if alive { adopt(running) } else { up });

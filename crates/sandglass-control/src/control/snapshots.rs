@@ -25,7 +25,7 @@ use super::{
 };
 use crate::admission;
 use crate::images::{Lease, Whole};
-use crate::owner::{Begin, Captured};
+use crate::owner::{Begin, Captured, Wanted};
 use crate::reconcile;
 use crate::request::check_timeout;
 use crate::shared::Claim;
@@ -218,6 +218,8 @@ impl Control {
         }
         check_timeout(lives, shared.config.max_lifetime)?;
         let source = self.capturable(team, id, ErrorKind::Conflict).await?;
+        // What its children need, before anything is written.
+        shared.template(&source.template)?;
         if shared.connections.available_permits() == 0 {
             return Err(admission::no_connection(shared.config.budgets.connections));
         }
@@ -392,7 +394,7 @@ impl Control {
         source: &SandboxRow,
         image: &SnapshotId,
     ) -> Result<Captured, Error> {
-        self.owner(team, &source.id).await?.capture(&source.id, image, source.generation).await
+        self.owner(team, &source.id).await?.capture(&source.id, image, Wanted::of(source)).await
     }
 
     /// Lets a child know what its source had resolved: its programs go on with the addresses. What they make of it is

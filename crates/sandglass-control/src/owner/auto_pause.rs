@@ -8,8 +8,11 @@ use std::time::Duration;
 use sandglass_types::PauseMode;
 use tokio::time::Instant;
 
-/// How often it is tried to keep its memory.
+/// How often it is tried to keep the memory of one that holds what no image can have.
 const FULL_TRIES: u32 = 3;
+
+/// How long it is tried where something else is in the way, a full disk for example.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
 /// The wait after the first failure; each is twice as long as the one before.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
@@ -17,10 +20,22 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// The longest wait between two tries.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
+/// What was in the way of a pause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hindrance {
+    /// The sandbox itself, and that mostly stays so.
+    Own,
+    /// What may be over at the next try.
+    Other,
+}
+
 /// The tries of one pause.
 #[derive(Debug, Default)]
 pub(super) struct Tries {
     failed: u32,
+    /// Of them, because of the sandbox itself.
+    own: u32,
+    first: Option<Instant>,
     again: Option<Instant>,
     /// Why the last try with its memory failed.
     reason: Option<String>,
@@ -33,25 +48,28 @@ impl Tries {
     }
 
     /// What the next one keeps, if `wanted` shall be kept.
-    pub(super) const fn mode(&self, wanted: PauseMode) -> PauseMode {
-        if self.failed < FULL_TRIES { wanted } else { PauseMode::Filesystem }
+    pub(super) fn mode(&self, wanted: PauseMode, now: Instant) -> PauseMode {
+        let for_long = self.first.is_some_and(|first| now.saturating_duration_since(first) >= PATIENCE);
+        if self.own >= FULL_TRIES || for_long { PauseMode::Filesystem } else { wanted }
     }
 
-    /// What the history says of the next one, which comes because of `cause`.
-    pub(super) fn why(&self, cause: &str, wanted: PauseMode) -> String {
+    /// What the history says of the next one, which keeps `mode` and comes because of `cause`.
+    pub(super) fn why(&self, cause: &str, wanted: PauseMode, mode: PauseMode) -> String {
         match &self.reason {
-            Some(reason) if self.mode(wanted) != wanted => {
+            Some(reason) if mode != wanted => {
                 format!("{cause}; only its files are kept, for its memory could not be: {reason}")
             }
             _ => cause.to_owned(),
         }
     }
 
-    /// The next one failed.
-    pub(super) fn failed(&mut self, now: Instant, wanted: PauseMode, reason: &str) {
-        if self.mode(wanted) == PauseMode::Full {
+    /// One that was to keep `mode` failed.
+    pub(super) fn failed(&mut self, now: Instant, mode: PauseMode, hindrance: Hindrance, reason: &str) {
+        if mode == PauseMode::Full {
             self.reason = Some(reason.to_owned());
+            self.own += u32::from(hindrance == Hindrance::Own);
         }
+        self.first.get_or_insert(now);
         self.again = Some(now + (FIRST_WAIT * 2_u32.saturating_pow(self.failed.min(16))).min(LONGEST_WAIT));
         self.failed += 1;
     }
@@ -61,21 +79,35 @@ impl Tries {
 mod tests {
     use super::*;
 
+    use PauseMode::{Filesystem, Full};
+
     #[test]
     fn memory_is_given_up_only_after_some_tries_and_with_the_reason() {
         let (mut tries, mut now) = (Tries::default(), Instant::now());
         for (n, wait) in [0, 1, 2, 4, 8, 16, 32, 60, 60].into_iter().enumerate() {
             assert_eq!(tries.wait(now), Duration::from_secs(wait));
             now += tries.wait(now);
-            let full = n < 3;
-            let mode = if full { PauseMode::Full } else { PauseMode::Filesystem };
-            assert_eq!(tries.mode(PauseMode::Full), mode);
-            assert_eq!(tries.mode(PauseMode::Filesystem), PauseMode::Filesystem);
-            let why = tries.why("its time is up", PauseMode::Full);
+            let mode = if n < 3 { Full } else { Filesystem };
+            assert_eq!(tries.mode(Full, now), mode);
+            assert_eq!(tries.mode(Filesystem, now), Filesystem);
             let expected = "its time is up; only its files are kept, for its memory could not be: reason 2";
-            assert_eq!(why, if full { "its time is up" } else { expected });
-            assert_eq!(tries.why("its time is up", PauseMode::Filesystem), "its time is up");
-            tries.failed(now, PauseMode::Full, &format!("reason {n}"));
+            assert_eq!(
+                tries.why("its time is up", Full, mode),
+                if n < 3 { "its time is up" } else { expected }
+            );
+            assert_eq!(tries.why("its time is up", Filesystem, Filesystem), "its time is up");
+            tries.failed(now, mode, Hindrance::Own, &format!("reason {n}"));
         }
+    }
+
+    #[test]
+    fn for_what_may_be_over_soon_memory_is_not_given_up_soon() {
+        let (mut tries, start) = (Tries::default(), Instant::now());
+        let mut now = start;
+        while tries.mode(Full, now) == Full {
+            tries.failed(now, Full, Hindrance::Other, "the disk is full");
+            now += tries.wait(now);
+        }
+        assert!(now - start >= PATIENCE && now - start < PATIENCE + LONGEST_WAIT * 2, "{:?}", now - start);
     }
 }

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::Pauses;
-use crate::agent;
+use crate::agent::{self, Line};
 use crate::images::Lease;
 use crate::live::Live;
 use crate::shared::Shared;
@@ -167,12 +167,13 @@ pub(super) async fn bring_up(
             }
             agent::configured(&session, &row).await?;
         }
+        let line = Line::new(session);
         // It said nothing more before its image was made, and knows nothing of the time in between.
         if restored {
-            agent::thaw(&session).await?;
+            agent::thaw(&line).await?;
         }
         let (airlock, connections) = (shared.airlocks().cloned(), Arc::clone(&shared.connections));
-        Ok(Arc::new(Live::new(&row, session, hello.revision, airlock, gone.clone(), connections)))
+        Ok(Arc::new(Live::new(&row, line, hello.revision, airlock, gone.clone(), connections)))
     };
     tokio::select! {
         outcome = ready => outcome,

@@ -8,8 +8,10 @@
 use std::sync::Arc;
 
 use sandglass_egress::enforcer::Enforcer;
+use sandglass_egress::policy::Policy;
 use sandglass_egress::remembered::Remembered;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
+use sandglass_store::SandboxRow;
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, Generation, PauseMode, SandboxState, SnapshotId};
 use tracing::Instrument as _;
@@ -27,24 +29,44 @@ pub(crate) struct Captured {
     pub(crate) remembered: Option<Remembered>,
 }
 
+/// What the source must still be when its turn comes, because what is made of it was stored as that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    generation: Generation,
+    policy: Policy,
+    allow_internet_access: Option<bool>,
+}
+
+impl Wanted {
+    /// What it is now.
+    pub(crate) fn of(row: &SandboxRow) -> Self {
+        Self {
+            generation: row.generation,
+            policy: row.policy.clone(),
+            allow_internet_access: row.allow_internet_access,
+        }
+    }
+}
+
 impl Owner<'_> {
     /// Writes it to an image and lets it run on, unless it is ended meanwhile. Who wants something else of it waits.
     pub(super) async fn capture(
         &mut self,
         live: &Arc<Live>,
         image: &SnapshotId,
-        generation: Generation,
+        wanted: &Wanted,
     ) -> (Result<Captured, Error>, Option<Ended>) {
         // Left by one before this.
         self.go_on(Some(live)).await;
-        if self.stopped || self.row.state != SandboxState::Running || self.row.generation != generation {
+        if self.stopped || self.row.state != SandboxState::Running || Wanted::of(&self.row) != *wanted {
             return (Err(Error::new(ErrorKind::Conflict, "the sandbox changed: try again")), None);
         }
         self.stopped = true;
         let writing =
             write_copy(self.shared.host.clone(), Arc::clone(live), self.enforcer.clone(), image.clone());
         let mut writing = std::pin::pin!(writing);
-        let mut ended = None;
+        // Who asked for more time before it was up gets it, however long this takes.
+        let (mut ended, mut moves) = (None, Vec::new());
         let captured = loop {
             let asked = tokio::select! {
                 captured = &mut writing => break captured,
@@ -53,6 +75,9 @@ impl Owner<'_> {
             match asked {
                 Some((span, Request::Kill(reply))) => {
                     self.end_during(&mut ended, reply).instrument(span).await;
+                }
+                Some((_, Request::SetEnd { end_at, only_later, reply })) => {
+                    moves.push((end_at, only_later, self.shared.clock.now(), reply));
                 }
                 Some(asked) => self.deferred.push_back(asked),
                 // Every handle is gone, so this server stops.
@@ -64,6 +89,9 @@ impl Owner<'_> {
         }
         if ended.is_none() {
             self.go_on(Some(live)).await;
+        }
+        for (end_at, only_later, asked, reply) in moves {
+            let _gone = reply.send(self.set_end_of(end_at, only_later, asked).await);
         }
         (captured, ended)
     }

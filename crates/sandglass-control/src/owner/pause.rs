@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, Span};
 
+use super::auto_pause::Hindrance;
 use super::bring_up::Origin;
 use super::request::Reply;
 use super::{ASKED, Owner, Pauses, Request, answer, in_between};
@@ -45,7 +46,7 @@ pub(super) enum Pausing {
     /// Its image is complete. Who wants to hear when nothing else of it is left.
     Imaged(Vec<Reply>),
     /// It could not be paused, for this reason, and who wanted it knows.
-    RunsOn(String),
+    RunsOn(Hindrance, String),
     /// Somebody ended it meanwhile, and knows that unless it could not be stored.
     Killed(Option<Reply>),
 }
@@ -69,8 +70,9 @@ impl Owner<'_> {
         };
         tracing::warn!(sandbox = %self.row.id, error = %Chain(&error), "it could not be paused, and runs on");
         let reason = Chain(&error).to_string();
+        let hindrance = if error.kind() == ErrorKind::Conflict { Hindrance::Own } else { Hindrance::Other };
         answer(&mut pausers, Err(error));
-        Pausing::RunsOn(reason)
+        Pausing::RunsOn(hindrance, reason)
     }
 
     /// Writes it to an image, unless it is ended meanwhile. After a failure it runs on.
@@ -124,10 +126,21 @@ impl Owner<'_> {
             match request {
                 Request::Kill(reply) => self.end_during(&mut ended, reply).instrument(span).await,
                 request if ended.is_some() => request.refuse(crate::not_found(&self.row.id)),
-                Request::Pause { reply, .. } => pausers.push(reply),
+                Request::Pause { mode, reply, .. } => self.join(mode, reply, pausers),
                 resume @ Request::Resume { .. } => self.deferred.push_back((span, resume)),
                 request => request.refuse(in_between(&self.row)),
             }
+        }
+    }
+
+    /// Who wants what is being kept waits for it. Who wants more must not take it for that.
+    fn join(&self, mode: PauseMode, reply: Reply, pausers: &mut Vec<Reply>) {
+        if mode == PauseMode::Full && self.row.pause_mode == PauseMode::Filesystem {
+            let message = "the sandbox is being paused with its files alone, by somebody else or because its \
+                           memory could not be kept";
+            drop(reply.send(Err(Error::new(ErrorKind::Conflict, message))));
+        } else {
+            pausers.push(reply);
         }
     }
 
@@ -212,20 +225,22 @@ impl Owner<'_> {
                     // The store knew another state, which is this task's now.
                     drop(reply.send(Err(Error::new(ErrorKind::Conflict, "the sandbox changed: try again"))));
                 }
+                // Who asked has given up.
+                Request::Resume { reply, .. } if reply.is_closed() => {}
                 Request::Resume { timeout, mode, why, reply } => {
                     match self.begin_resume(timeout, why, removed).instrument(span.clone()).await {
                         Ok(()) => return Some((span, reply, Origin::of(self.row.pause_mode, mode))),
                         Err(error) => drop(reply.send(Err(error))),
                     }
                 }
-                Request::Pause { reply, .. } if self.row.state == SandboxState::Pausing => {
-                    pausers.push(reply);
+                Request::Pause { mode, reply, .. } if self.row.state == SandboxState::Pausing => {
+                    self.join(mode, reply, &mut pausers);
                 }
                 Request::Pause { reply, .. } => {
                     drop(reply.send(Err(Error::new(ErrorKind::Conflict, "the sandbox is already paused"))));
                 }
                 Request::Capture { reply, .. } => {
-                    let message = "the sandbox is paused: resume it first";
+                    let message = "the sandbox was paused just now: resume it first";
                     drop(reply.send(Err(Error::new(ErrorKind::Conflict, message))));
                 }
                 request => request.refuse(in_between(&self.row)),

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use sandglass_egress::policy::Policy;
-use sandglass_types::{Error, Generation, PauseMode, ResumeMode, SandboxId, SnapshotId, Timestamp};
+use sandglass_types::{Error, PauseMode, ResumeMode, SandboxId, SnapshotId, Timestamp};
 use tokio::sync::{mpsc, oneshot};
 use tracing::Span;
 
-use super::capture::Captured;
+use super::capture::{Captured, Wanted};
 
 /// Who asks, and hears when it is done.
 pub(crate) type Reply<T = ()> = oneshot::Sender<Result<T, Error>>;
@@ -31,8 +31,8 @@ pub(crate) enum Request {
     Capture {
         /// Whose image it will be.
         image: SnapshotId,
-        /// The generation that it must be in.
-        generation: Generation,
+        /// What it must be.
+        wanted: Wanted,
         /// Who asks.
         reply: Reply<Captured>,
     },
@@ -117,9 +117,9 @@ impl Handle {
         &self,
         id: &SandboxId,
         image: &SnapshotId,
-        generation: Generation,
+        wanted: Wanted,
     ) -> Result<Captured, Error> {
-        self.ask(id, |reply| Request::Capture { image: image.clone(), generation, reply }).await
+        self.ask(id, |reply| Request::Capture { image: image.clone(), wanted, reply }).await
     }
 
     pub(crate) async fn resume(

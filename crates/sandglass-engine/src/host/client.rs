@@ -73,15 +73,20 @@ struct Line {
     asked: Mutex<Option<HashMap<u64, oneshot::Sender<Answered>>>>,
     /// The host refuses what is more than it does at one time, and a refusal may be the end of a sandbox; so verbs wait here.
     places: Semaphore,
-    /// Those that read or write all memory and disk of a sandbox keep everybody else from the disk.
-    images: Semaphore,
+    /// Those that read or write all memory and disk of a sandbox keep everybody else from the disk. Who is written stands
+    /// still meanwhile, so it does not wait for those that are made from images, of which there may be many.
+    reading: Semaphore,
+    writing: Semaphore,
 }
 
 /// Places of the host that are left to verbs whose asker went away: they are still being done.
 const SPARE: usize = 16;
 
-/// Images that are written or read at one time.
-const MAX_IMAGES: usize = 8;
+/// Images that sandboxes are made from at one time.
+const MAX_READ: usize = 8;
+
+/// Images that are written at one time.
+const MAX_WRITTEN: usize = 4;
 
 /// A handle on the host; clones share the line.
 #[derive(Debug, Clone)]
@@ -122,7 +127,8 @@ impl Host {
             next: AtomicU64::new(1),
             asked: Mutex::new(Some(HashMap::new())),
             places: Semaphore::new(MAX_UNDER_WAY - SPARE),
-            images: Semaphore::new(MAX_IMAGES),
+            reading: Semaphore::new(MAX_READ),
+            writing: Semaphore::new(MAX_WRITTEN),
         });
         let reader = Arc::clone(&line);
         let reading = async move {
@@ -137,9 +143,8 @@ impl Host {
     async fn ask(&self, verb: Verb) -> Result<Answered, HostError> {
         // Neither is ever closed.
         let _image = match &verb {
-            Verb::Checkpoint { .. } | Verb::Restore { .. } | Verb::KeepDisk { .. } | Verb::Boot { .. } => {
-                self.0.images.acquire().await.ok()
-            }
+            Verb::Checkpoint { .. } | Verb::KeepDisk { .. } => self.0.writing.acquire().await.ok(),
+            Verb::Restore { .. } | Verb::Boot { .. } => self.0.reading.acquire().await.ok(),
             _ => None,
         };
         let _place = match &verb {
