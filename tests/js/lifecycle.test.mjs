@@ -188,3 +188,23 @@ test("ten computers at once", async () => {
   const numbers = Array.from({ length: 10 }, (_, number) => number);
   assert.deepEqual(await Promise.all(numbers.map(one)), numbers.map((number) => `${number}\n`));
 });
+
+test("a snapshot and a fork go on from where their source was", async (story) => {
+  const sandbox = await fresh(story, { timeoutMs: 120_000 });
+  await sandbox.files.write("/dev/shm/state", "here");
+  const snapshot = await sandbox.createSnapshot();
+  story.after(() => Sandbox.deleteSnapshot(snapshot.snapshotId));
+  const listed = await sandbox.listSnapshots().nextItems();
+  assert.deepEqual(listed.map((one) => one.snapshotId), [snapshot.snapshotId]);
+  const child = await Sandbox.create(snapshot.snapshotId, { timeoutMs: 60_000 });
+  story.after(() => child.kill());
+  const [fork] = await sandbox.fork({ timeoutMs: 60_000 });
+  assert.ok(fork instanceof Sandbox, `${fork}`);
+  story.after(() => fork.kill());
+  assert.equal(new Set([sandbox, child, fork].map((one) => one.sandboxId)).size, 3);
+  for (const one of [sandbox, child, fork]) {
+    assert.equal(await one.files.read("/dev/shm/state"), "here");
+  }
+  await child.files.write("/dev/shm/state", "elsewhere");
+  assert.equal(await sandbox.files.read("/dev/shm/state"), "here");
+});

@@ -535,7 +535,7 @@ impl<'a> Owner<'a> {
         self.set_end_of(end_at, only_later, now).await
     }
 
-    /// The same for one whose time was not up at `asked`: it may be by now.
+    /// The same for one whose time was not up at `asked`, but may be by now.
     async fn set_end_of(
         &mut self,
         end_at: Timestamp,

@@ -65,7 +65,7 @@ impl Owner<'_> {
         let writing =
             write_copy(self.shared.host.clone(), Arc::clone(live), self.enforcer.clone(), image.clone());
         let mut writing = std::pin::pin!(writing);
-        // Who asked for more time before it was up gets it, however long this takes.
+        // Who asks for more time meanwhile gets it, also if it is up once this is done: nobody could have ended it.
         let (mut ended, mut moves) = (None, Vec::new());
         let captured = loop {
             let asked = tokio::select! {
@@ -77,7 +77,7 @@ impl Owner<'_> {
                     self.end_during(&mut ended, reply).instrument(span).await;
                 }
                 Some((_, Request::SetEnd { end_at, only_later, reply })) => {
-                    moves.push((end_at, only_later, self.shared.clock.now(), reply));
+                    moves.push((end_at, only_later, reply));
                 }
                 Some(asked) => self.deferred.push_back(asked),
                 // Every handle is gone, so this server stops.
@@ -90,8 +90,8 @@ impl Owner<'_> {
         if ended.is_none() {
             self.go_on(Some(live)).await;
         }
-        for (end_at, only_later, asked, reply) in moves {
-            let _gone = reply.send(self.set_end_of(end_at, only_later, asked).await);
+        for (end_at, only_later, reply) in moves {
+            let _gone = reply.send(self.set_end_of(end_at, only_later, self.row.created_at).await);
         }
         (captured, ended)
     }

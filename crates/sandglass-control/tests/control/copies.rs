@@ -215,6 +215,53 @@ async fn of_many_children_each_is_made_or_fails_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_copy_has_all_of_its_time_from_when_it_runs() {
+    let world = World::scripted(Manner::Obedient);
+    let server = world.start().await.unwrap();
+    let id = server.create().await;
+    let (held, before) = (world.trouble.hold("restore"), world.trouble.calls("restore"));
+    let (control, team, source) = (server.control.clone(), server.team, id.clone());
+    let minute = Duration::from_secs(60);
+    let forking = tokio::spawn(async move { control.fork(team, &source, 1, minute).await });
+    eventually("it is being made", async || (world.trouble.calls("restore") > before).then_some(())).await;
+    world.clock.advance(minute * 3);
+    drop(held);
+    let child = forking.await.unwrap().unwrap().remove(0).unwrap();
+    assert_eq!(child.end_at, world.clock.now().plus(minute));
+    runs_on(&world, &server, &child.id).await;
+    server.kill(&child.id).await;
+    server.kill(&id).await;
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_time_that_is_asked_for_while_an_image_is_written_is_given() {
+    let world = World::scripted(Manner::Obedient);
+    let server = world.start().await.unwrap();
+    let id = server.create().await;
+    let (held, before) = (world.trouble.hold("checkpoint"), world.trouble.calls("checkpoint"));
+    let (control, team, source) = (server.control.clone(), server.team, id.clone());
+    let capturing = tokio::spawn(async move { control.snapshot(team, &source, None).await });
+    let writing = async || (world.trouble.calls("checkpoint") > before).then_some(());
+    eventually("its image is being written", writing).await;
+    let left = server.row(&id).await.end_at.since(world.clock.now());
+    let (control, source) = (server.control.clone(), id.clone());
+    let asking = tokio::spawn(async move { control.set_timeout(team, &source, HOUR * 2).await });
+    // It is not answered before the image is there, so there is nothing to wait for but that it was asked.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    world.clock.advance(left + Duration::from_secs(60));
+    drop(held);
+    let snapshot = capturing.await.unwrap().unwrap();
+    asking.await.unwrap().unwrap();
+    runs_on(&world, &server, &id).await;
+    delete(&server, &snapshot).await.unwrap();
+    server.kill(&id).await;
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_that_is_deleted_stays_for_as_long_as_somebody_is_made_of_it() {
     let world = World::scripted(Manner::Obedient);
     let server = world.start().await.unwrap();
