@@ -147,9 +147,7 @@ impl Leaf {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(error.into()),
             };
-            for line in text.lines() {
-                pids.insert(line.parse().map_err(|_| CgroupError::Malformed(file.clone()))?);
-            }
+            pids.extend(ids_of(&text).ok_or_else(|| CgroupError::Malformed(file.clone()))?);
         }
         Ok(pids.into_iter().collect())
     }
@@ -180,5 +178,23 @@ fn or_missing(value: Result<u64, CgroupError>, otherwise: u64) -> Result<u64, Cg
     match value {
         Err(CgroupError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(otherwise),
         value => value,
+    }
+}
+/// The processes of the text of a `cgroup.procs`. One that is at its very end has no id any more, which the kernel writes as
+/// 0 (seen on Linux 6.18); nobody can end it, and a removal of its group waits for it.
+fn ids_of(text: &str) -> Option<Vec<i32>> {
+    let ids = text.lines().map(|line| line.parse().ok()).collect::<Option<Vec<_>>>()?;
+    Some(ids.into_iter().filter(|id| *id != 0).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_has_no_id_any_more_is_left_out() {
+        assert_eq!(ids_of("12\n0\n7\n"), Some(vec![12, 7]));
+        assert_eq!(ids_of(""), Some(Vec::new()));
+        assert_eq!(ids_of("12\nx\n"), None);
     }
 }
