@@ -86,7 +86,7 @@ const SPARE: usize = 16;
 const MAX_READ: usize = 8;
 
 /// Images that are written at one time.
-const MAX_WRITTEN: usize = 4;
+const MAX_WRITTEN: usize = 8;
 
 /// A handle on the host; clones share the line.
 #[derive(Debug, Clone)]
