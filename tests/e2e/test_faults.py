@@ -46,8 +46,8 @@ MEMORY_ALONE = ("engine.image.checkpoint", "control.resume.host")
 FILES_ALONE = ("control.resume.boot",)
 # One to make a snapshot or a fork of it, one to make a sandbox from that, and one to delete it.
 COPY = ("control.snapshot.", "control.fork.", "control.copy.")
-# Which none of them does: see the tests of the watchdog.
-ELSEWHERE = ("control.deadline.", "watchdog.")
+# Which none of them does: see the tests of the watchdog, and those of templates.
+ELSEWHERE = ("control.deadline.", "control.template.", "watchdog.")
 
 EACH = os.environ.get("SANDGLASS_FAULTS") == "each"
 

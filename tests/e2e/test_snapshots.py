@@ -226,7 +226,7 @@ def test_a_sandbox_of_a_snapshot_is_as_its_client_wants(server, made, sandbox):
     assert call(server, "GET", f"/v1/sandboxes/{grandchild.sandbox_id}").json()["generation"] == 4
     assert Sandbox.delete_snapshot("grandchild")
     cold = call(server, "POST", "/v2/sandboxes", json={"templateID": "base"})
-    assert cold.headers["sandglass-origin"] == "template"
+    assert cold.headers["sandglass-origin"] == "template; path=cold"
     assert Sandbox.kill(cold.json()["sandboxID"])
 
 

@@ -291,6 +291,7 @@ impl Backend for Fake {
             purpose: Purpose::Snapshot,
             name,
             template: source.template,
+            defaults: None,
             rootfs: source.rootfs,
             limits: source.limits,
             source: source.id,

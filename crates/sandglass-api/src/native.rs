@@ -95,8 +95,10 @@ struct SandboxView {
     state: SandboxState,
     /// Counts restores; 1 for a cold start, and for a copy one more than what it was made from had.
     generation: u32,
-    /// `template` if it was started cold, else `snapshot` or `fork`.
+    /// `template`, `snapshot` or `fork`.
     origin: &'static str,
+    /// Which way it came to run: `cold`, or `restore` from an image of a running state.
+    start_path: &'static str,
     /// The template, snapshot or sandbox that it was made from, which may be gone by now.
     made_from: String,
     engine: String,
@@ -156,6 +158,7 @@ impl SandboxView {
             auto_resume: row.lifetime.on_timeout.auto_resumes(),
             pause_mode: pause_mode(&row),
             origin: row.made_from.origin(),
+            start_path: row.start_path.as_str(),
             made_from,
             id: row.id,
             template: row.template,

@@ -16,7 +16,7 @@ use sandglass_engine::host::{Host, RefusalKind};
 use sandglass_linux::redirect::original_destination;
 use sandglass_proto::control::{Configure, FromAgent, Holder, REVISION, ToAgent};
 use sandglass_proto::session::{Epoch, Session};
-use sandglass_store::SandboxRow;
+use sandglass_store::{CommandDefaults, SandboxRow};
 use sandglass_types::{Error, ErrorKind, PauseMode, SandboxId};
 use tokio::net::unix::pipe;
 use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixDatagram};
@@ -25,7 +25,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::egress::Egress;
-use crate::template::Template;
 
 /// How long a started or adopted agent may take to say hello. It takes milliseconds unless the machine is stuck.
 const HELLO_PATIENCE: Duration = Duration::from_secs(30);
@@ -126,16 +125,20 @@ const UNCONFIGURED: &str = "the sandbox's agent could not be configured";
 ///
 /// # Errors
 /// The session ended.
-pub(crate) async fn configure(session: &Session, row: &SandboxRow, template: &Template) -> Result<(), Error> {
-    let mut env = template.env.clone();
+pub(crate) async fn configure(
+    session: &Session,
+    row: &SandboxRow,
+    defaults: CommandDefaults,
+) -> Result<(), Error> {
+    let CommandDefaults { user, workdir, mut env } = defaults;
     env.extend(row.env.clone());
     let message = Configure {
         generation: row.generation.0,
         sandbox_id: row.id.to_string(),
         template_id: row.template.clone(),
         access_token: row.access_token.clone(),
-        default_user: template.default_user.clone(),
-        default_workdir: Some(template.default_workdir.clone()),
+        default_user: user,
+        default_workdir: Some(workdir),
         env,
         max_processes: row.limits.processes(),
     };

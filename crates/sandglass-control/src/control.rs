@@ -1,6 +1,7 @@
 //! The verbs of the product, as the API calls them.
 
 mod snapshots;
+mod templates;
 
 pub use self::snapshots::{ListSnapshots, MAX_CHILDREN};
 
@@ -277,6 +278,8 @@ impl Control {
             template: model.template,
             rootfs: model.rootfs,
             limits: model.limits,
+            defaults: model.defaults,
+            start_path: model.start_path,
             access_token: request.secured.then(random_token),
             metadata: request.metadata,
             env: request.env,
@@ -324,7 +327,7 @@ impl Control {
         let row = self.row(&new.id).await?;
         sandglass_failpoint::hit_async("control.create.own").await.map_err(injected)?;
         let (made, outcome) = oneshot::channel();
-        claim.own(row, Begin::Create(tracing::Span::current(), made, model.lease));
+        claim.own(row, Begin::Create(tracing::Span::current(), made, model.origin));
         let stopping = || Error::new(ErrorKind::Capacity, "the server is stopping; try again");
         outcome.await.map_err(|_| stopping())??;
         self.row(&new.id).await.map(Some)

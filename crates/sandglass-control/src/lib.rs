@@ -8,6 +8,7 @@
 mod admission;
 mod agent;
 mod auto_resume;
+mod command;
 pub mod control;
 mod egress;
 mod governor;

@@ -22,7 +22,8 @@ use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, Span};
 
 use self::auto_pause::Tries;
-use self::bring_up::{Origin, bring_up, deadline, exit_of, keep_deadline};
+pub(crate) use self::bring_up::Origin;
+use self::bring_up::{CameUp, Means, bring_up, deadline, exit_of, keep_deadline};
 pub(crate) use self::capture::{Captured, Wanted};
 use self::idle::Idle;
 use self::pause::{Ended, Pausing};
@@ -30,7 +31,6 @@ use self::request::Reply;
 pub(crate) use self::request::{Asked, Handle, Request};
 use crate::egress;
 use crate::governor;
-use crate::images::Lease;
 use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
 use crate::shared::Shared;
@@ -73,8 +73,8 @@ const TASKS_PATIENCE: Duration = Duration::from_secs(10);
 /// Where the task begins.
 #[derive(Debug)]
 pub(crate) enum Begin {
-    /// Make it, in the span of who asks, cold or from an image. The answer is sent when it runs, or can't.
-    Create(Span, Reply, Option<Lease>),
+    /// Make it of this, in the span of who asks. The answer is sent when it runs, or can't.
+    Create(Span, Reply, Origin),
     /// It can't be made, for this reason.
     Fail(String),
     /// It runs already: a server before this one made it. The answer is sent when it can be reached again, or can't.
@@ -165,8 +165,7 @@ impl<'a> Owner<'a> {
     async fn live_and_end(&mut self, begin: Begin) {
         let (mut event, mut reason) = (Event::Missing, None);
         let mut life = match begin {
-            Begin::Create(span, reply, None) => self.live(Origin::New, span, reply).await,
-            Begin::Create(span, reply, Some(lease)) => self.live(Origin::Copy(lease), span, reply).await,
+            Begin::Create(span, reply, origin) => self.live(origin, span, reply).await,
             Begin::Adopt(reply) => {
                 if self.row.state == SandboxState::Pausing {
                     self.run_on("the server ended while it was being paused").await;
@@ -222,11 +221,16 @@ impl<'a> Owner<'a> {
         if matches!(origin, Origin::Found) {
             keep_deadline(&self.shared.host, &self.row, self.ends).await;
         }
-        let (shared, row) = (Arc::clone(&self.shared), self.row.clone());
-        let (enforcer, gone, tasks) = (self.enforcer.clone(), self.gone.clone(), self.tasks.clone());
+        let means = Means {
+            shared: Arc::clone(&self.shared),
+            row: self.row.clone(),
+            ends: self.ends,
+            enforcer: self.enforcer.clone(),
+            gone: self.gone.clone(),
+            tasks: self.tasks.clone(),
+        };
         let (of_image, resumed) = (origin.is_of_image(), origin.is_resumed());
-        let coming_up =
-            bring_up(shared, row, self.ends, enforcer, gone, tasks, origin).instrument(span.clone());
+        let coming_up = bring_up(means, origin).instrument(span.clone());
         let mut coming_up = Some(Box::pin(coming_up));
         let (mut exited, mut cut_off, mut killer) = (None, None, None);
         let patience = self.shared.config.patience;
@@ -450,12 +454,13 @@ impl<'a> Owner<'a> {
 
     async fn arrived(
         &mut self,
-        outcome: Result<Arc<Live>, Error>,
+        outcome: Result<CameUp, Error>,
         of_image: bool,
         resumed: bool,
     ) -> Result<Arc<Live>, Error> {
-        let live = outcome?;
-        if !self.settle(Event::Ready, "the agent is ready").await {
+        let CameUp { live, path, why } = outcome?;
+        self.row.start_path = path;
+        if !self.settle(Event::Ready, &why).await {
             return Err(Error::new(ErrorKind::Internal, "the sandbox could not be stored as running"));
         }
         sandglass_failpoint::hit_async("control.create.reachable").await.map_err(crate::injected)?;

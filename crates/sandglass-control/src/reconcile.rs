@@ -94,8 +94,8 @@ pub fn unneeded(
 /// Whether the row of an image is there only for as long as somebody uses it.
 #[must_use]
 pub fn is_passing(row: &SnapshotRow) -> bool {
-    match (row.purpose, row.state) {
-        (Purpose::Snapshot, ImageState::Ready) => false,
+    match (&row.purpose, row.state) {
+        (Purpose::Snapshot | Purpose::Template(_), ImageState::Ready) => false,
         (Purpose::Fork, _) | (_, ImageState::Writing | ImageState::Deleting) => true,
     }
 }
@@ -106,6 +106,7 @@ pub(crate) mod tests {
 
     use std::time::Duration;
 
+    use sandglass_store::TemplateSpec;
     use sandglass_types::{
         Digest, Generation, Lifetime, Limits, NodeId, PauseMode, SnapshotId, TeamId, Timestamp,
     };
@@ -131,6 +132,8 @@ pub(crate) mod tests {
             lifetime: Lifetime::of(Duration::from_secs(1)),
             pause_mode: PauseMode::Full,
             made_from: Default::default(),
+            start_path: Default::default(),
+            defaults: None,
             state,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(0),
@@ -231,9 +234,12 @@ pub(crate) mod tests {
         use ImageState::{Deleting, Ready, Writing};
         let id = SnapshotId::random();
         let images = BTreeSet::from([id.image()]);
-        for (purpose, passing) in
-            [(Purpose::Snapshot, [true, false, true]), (Purpose::Fork, [true, true, true])]
-        {
+        let spec = TemplateSpec { base: "base".into(), start: None, ready: None, ready_timeout: 0, pool: 0 };
+        for (purpose, passing) in [
+            (Purpose::Snapshot, [true, false, true]),
+            (Purpose::Fork, [true, true, true]),
+            (Purpose::Template(Box::new(spec)), [true, false, true]),
+        ] {
             for (state, passing) in [Writing, Ready, Deleting].into_iter().zip(passing) {
                 let source = row(&SandboxId::random(), SandboxState::Ended);
                 let image = SnapshotRow {
@@ -241,9 +247,10 @@ pub(crate) mod tests {
                     node: source.node,
                     team: source.team,
                     namespace: "default".into(),
-                    purpose,
+                    purpose: purpose.clone(),
                     name: None,
                     template: source.template,
+                    defaults: None,
                     rootfs: source.rootfs,
                     limits: source.limits,
                     source: source.id,

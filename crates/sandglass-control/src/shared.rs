@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use sandglass_engine::host::Host;
 use sandglass_engine::{EngineInfo, Feature};
-use sandglass_store::{SandboxRow, Store};
-use sandglass_types::reference::DEFAULT_TAG;
-use sandglass_types::{Clock, Error, ErrorKind, NodeId, Reference, SandboxId};
+use sandglass_store::{CommandDefaults, SandboxRow, Store};
+use sandglass_types::{Clock, Error, ErrorKind, NodeId, SandboxId};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -118,10 +117,20 @@ impl Shared {
         self.config.templates.get(name).ok_or_else(unknown)
     }
 
-    /// The template that a reference means: they have no namespace, and no other tag than the one that is meant without.
-    pub(crate) fn template_meant(&self, reference: &Reference) -> Option<&Template> {
-        let here = reference.namespace().is_none() && reference.tag_or_default() == DEFAULT_TAG;
-        self.config.templates.get(reference.name()).filter(|_| here)
+    /// What commands in a sandbox have that say nothing else, if this is what it says of them itself, and it is of the
+    /// template of this name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]: it says nothing, and the server has no such template of its own any more.
+    pub(crate) fn defaults(
+        &self,
+        own: Option<&CommandDefaults>,
+        template: &str,
+    ) -> Result<CommandDefaults, Error> {
+        match own {
+            Some(own) => Ok(own.clone()),
+            None => Ok(self.template(template)?.defaults()),
+        }
     }
 
     /// Claims a sandbox for a task of this process, or `None` if one has it already.

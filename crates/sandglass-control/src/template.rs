@@ -28,6 +28,7 @@ use std::time::Instant;
 
 use fs_err as fs;
 use rustix::fs::FlockOperation;
+use sandglass_store::CommandDefaults;
 use sandglass_types::{Clock as _, Digest, SystemClock, Timestamp};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -57,6 +58,18 @@ pub struct Template {
     pub default_workdir: String,
     /// The environment of every command, before the sandbox's and the command's own variables.
     pub env: BTreeMap<String, String>,
+}
+
+impl Template {
+    /// What commands have that say nothing else.
+    #[must_use]
+    pub fn defaults(&self) -> CommandDefaults {
+        CommandDefaults {
+            user: self.default_user.clone(),
+            workdir: self.default_workdir.clone(),
+            env: self.env.clone(),
+        }
+    }
 }
 
 /// A template that could not be read or prepared.

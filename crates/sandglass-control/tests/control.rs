@@ -18,6 +18,8 @@ mod policy;
 mod restart;
 #[path = "control/scripted.rs"]
 mod scripted;
+#[path = "control/templates.rs"]
+mod templates;
 #[path = "control/trouble.rs"]
 mod trouble;
 #[path = "control/troubled.rs"]

@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 80] = [
+pub const NAMES: [&str; 81] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -40,6 +40,7 @@ pub const NAMES: [&str; 80] = [
     "control.fork.insert",
     "control.fork.children",
     "control.copy.host",
+    "control.template.cold",
     // The unprivileged half, ending.
     "control.kill.receive",
     "control.kill.answer",

@@ -23,7 +23,9 @@ use sandglass_types::{
     Timestamp,
 };
 
-use crate::{ApiKey, Created, ListFilter, MadeFrom, NewSandbox, Order, Store, Transition};
+use crate::{
+    ApiKey, CommandDefaults, Created, ListFilter, MadeFrom, NewSandbox, Order, StartPath, Store, Transition,
+};
 
 /// Makes one test per case. `$fresh` is an async expression of a pair: the store, as `Arc<dyn Store>`, and whatever
 /// must live as long as it.
@@ -33,12 +35,14 @@ macro_rules! store_conformance {
         $crate::store_conformance!(@cases $fresh;
             teams: names_are_unique_and_ends_are_final, keys_authenticate_until_they_or_their_team_end,
                 use_is_noted_once_a_minute, keys_of_nobody_are_refused;
-            sandboxes: a_row_comes_back_as_it_was_stored, a_policy_is_replaced_while_the_sandbox_runs, an_id_is_used_once, moves_compare_the_state,
+            sandboxes: a_row_comes_back_as_it_was_stored, a_policy_is_replaced_while_the_sandbox_runs,
+                which_way_it_comes_to_run_is_said_until_it_does, an_id_is_used_once, moves_compare_the_state,
                 one_of_many_moves_wins, ends_move_only_while_running, long_details_are_cut,
                 events_have_no_gaps, a_node_finds_its_own;
             snapshots: an_image_comes_back_as_it_was_stored, clients_find_what_is_ready_and_their_own,
                 a_name_is_that_of_the_newest, pages_of_snapshots_are_stable, images_are_room_on_the_disk,
-                children_of_a_fork_are_admitted_together_or_not_at_all;
+                children_of_a_fork_are_admitted_together_or_not_at_all,
+                a_template_has_one_image_on_each_machine;
             assignments: a_user_has_one_at_a_time, of_many_at_once_one_is_assigned,
                 a_release_ends_it_and_history_is_bounded;
             audit: rows_are_kept_in_their_order_until_they_are_old, long_reasons_are_cut;
@@ -111,6 +115,8 @@ pub fn sandbox_of(team: TeamId, created: i64) -> NewSandbox {
         request_host: None,
         lifetime: Lifetime::of(Duration::from_secs(60)),
         made_from: MadeFrom::Template,
+        start_path: StartPath::Cold,
+        defaults: None,
         generation: Generation::FIRST,
         created_at: at(created),
         end_at: at(created + 60_000),
@@ -120,6 +126,13 @@ pub fn sandbox_of(team: TeamId, created: i64) -> NewSandbox {
         quota: Amount::UNBOUNDED,
         capacity: Amount::UNBOUNDED,
     }
+}
+
+/// Defaults of commands with odd texts in them.
+#[must_use]
+pub fn odd_defaults() -> CommandDefaults {
+    let env = BTreeMap::from([("A".into(), "'\"\\ \u{1F600}\n".into())]);
+    CommandDefaults { user: "zoe".into(), workdir: "/home/zo\u{eb}".into(), env }
 }
 
 /// A move without a reason.

@@ -11,10 +11,10 @@ pub mod model;
 pub mod sqlite;
 
 pub use model::{
-    Admitted, ApiKey, Assignment, AuditEntry, Created, Event, IdempotencyKey, Identity, ImageState,
-    KeyDigest, ListFilter, ListPage, MAX_DETAIL, MadeFrom, NewSandbox, NewSnapshot, Order, PageCursor,
-    Purpose, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotName, SnapshotPage,
-    SnapshotRow, Team, Transition,
+    Admitted, ApiKey, Assignment, AuditEntry, CommandDefaults, Created, Event, IdempotencyKey, Identity,
+    ImageState, KeyDigest, ListFilter, ListPage, MAX_DETAIL, MadeFrom, NewSandbox, NewSnapshot, Order,
+    PageCursor, Purpose, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotName,
+    SnapshotPage, SnapshotRow, StartPath, Team, TemplateSpec, Transition,
 };
 pub use sqlite::SqliteStore;
 
@@ -127,8 +127,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         children: &[NewSandbox],
     ) -> Result<Admitted, StoreError>;
 
-    /// Moves an image from `Writing` to `Ready`. A snapshot that was ready before under its name has none any more.
-    /// `false` if it is not being written.
+    /// Moves an image from `Writing` to `Ready`. A snapshot that was ready before under its name has none any more, and an
+    /// image that its template had before on its node is `Deleting`. `false` if it is not being written.
     async fn snapshot_ready(&self, id: &SnapshotId, bytes: u64) -> Result<bool, StoreError>;
 
     /// Moves an image to `Deleting`, after which no client finds it. `false` if it is not there, or is `Deleting` already.
@@ -142,6 +142,9 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// A page of a team's *ready* snapshots.
     async fn list_snapshots(&self, filter: &SnapshotFilter) -> Result<SnapshotPage, StoreError>;
+
+    /// The *ready* image of the template of this name on a node.
+    async fn template(&self, node: NodeId, name: &str) -> Result<Option<SnapshotRow>, StoreError>;
 
     /// All images of a node that sandboxes are made from, whatever their purpose and state, oldest first.
     async fn snapshots_on_node(&self, node: NodeId) -> Result<Vec<SnapshotRow>, StoreError>;
@@ -163,6 +166,9 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         policy: &Policy,
         allow_internet_access: Option<bool>,
     ) -> Result<bool, StoreError>;
+
+    /// Says which way a sandbox comes to run that is `Creating`. `false` if it is not.
+    async fn set_start_path(&self, id: &SandboxId, path: StartPath) -> Result<bool, StoreError>;
 
     /// One sandbox, whatever its state.
     async fn sandbox(&self, id: &SandboxId) -> Result<Option<SandboxRow>, StoreError>;

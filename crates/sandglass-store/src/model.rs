@@ -1,6 +1,7 @@
 //! Rows as typed values.
 
 mod snapshot;
+mod template;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,6 +20,7 @@ pub use snapshot::{
     Admitted, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotFilter, SnapshotKey, SnapshotName,
     SnapshotPage, SnapshotRow,
 };
+pub use template::{CommandDefaults, StartPath, TemplateSpec};
 
 /// An owner of keys and sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -161,6 +163,10 @@ pub struct NewSandbox {
     pub lifetime: Lifetime,
     /// How it is to be made.
     pub made_from: MadeFrom,
+    /// Which way that goes, unless something else turns out.
+    pub start_path: StartPath,
+    /// What commands have that say nothing else; `None` is as the server's own template of that name says.
+    pub defaults: Option<CommandDefaults>,
     /// The first, or the one after that of what it is a copy of.
     pub generation: Generation,
     /// When the request came.
@@ -284,6 +290,10 @@ pub struct SandboxRow {
     pub pause_mode: PauseMode,
     /// How it came to be.
     pub made_from: MadeFrom,
+    /// Which way that went, or goes.
+    pub start_path: StartPath,
+    /// What commands have that say nothing else; `None` is as the server's own template of that name says.
+    pub defaults: Option<CommandDefaults>,
     /// Where it is in its life.
     pub state: SandboxState,
     /// Counts restores, also those of what it is a copy of.

@@ -31,7 +31,7 @@ use sqlx::{Connection as _, Sqlite, Transaction};
 use crate::{
     Admitted, ApiKey, Assignment, AuditEntry, Created, Event, Identity, KeyDigest, ListFilter, ListPage,
     NewSandbox, NewSnapshot, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotPage,
-    SnapshotRow, Store, StoreError, Team, Transition,
+    SnapshotRow, StartPath, Store, StoreError, Team, Transition,
 };
 
 /// How long one verb waits for another process' write before it fails.
@@ -239,8 +239,16 @@ impl Store for SqliteStore {
         self.page_of_snapshots(filter).await
     }
 
+    async fn template(&self, node: NodeId, name: &str) -> Result<Option<SnapshotRow>, StoreError> {
+        self.image_of_template(node, name).await
+    }
+
     async fn snapshots_on_node(&self, node: NodeId) -> Result<Vec<SnapshotRow>, StoreError> {
         self.images_of_node(node).await
+    }
+
+    async fn set_start_path(&self, id: &SandboxId, path: StartPath) -> Result<bool, StoreError> {
+        self.replace_start_path(id, path).await
     }
 
     async fn set_end(

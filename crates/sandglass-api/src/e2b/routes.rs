@@ -8,7 +8,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use sandglass_egress::policy::Network;
 use sandglass_engine::engine::Feature;
-use sandglass_store::{IdempotencyKey, ListFilter, Order, SandboxRow};
+use sandglass_store::{IdempotencyKey, ListFilter, MadeFrom, Order, SandboxRow, StartPath};
 use sandglass_types::{Digest, PauseMode, ResumeMode, SandboxId, SandboxState, TeamId};
 use serde::Deserialize;
 use serde_json::Value;
@@ -135,12 +135,21 @@ async fn create(
     let row = state.backend.create(team, request.into_request(idempotency)).await?;
     let made = Made(row.id.clone());
     let warning = warning(&*state.backend, &row);
-    let origin = HeaderValue::from_static(row.made_from.origin());
+    let origin = origin(&row);
     let sandbox = Sandbox::new(row, state.backend.domain());
     let mut response = (StatusCode::CREATED, [(ORIGIN, origin)], axum::Json(sandbox)).into_response();
     response.headers_mut().extend(warning);
     response.extensions_mut().insert(made);
     Ok(response)
+}
+
+/// What a sandbox was made from, and which way it came to run where there is more than one.
+fn origin(row: &SandboxRow) -> HeaderValue {
+    match (&row.made_from, row.start_path) {
+        (MadeFrom::Template, StartPath::Cold) => HeaderValue::from_static("template; path=cold"),
+        (MadeFrom::Template, StartPath::Restore) => HeaderValue::from_static("template; path=restore"),
+        (made_from, _) => HeaderValue::from_static(made_from.origin()),
+    }
 }
 
 /// The header that says what the author of a sandbox's policy should know, if there is something.
@@ -173,7 +182,8 @@ pub(crate) fn warnings(backend: &dyn Backend, row: &SandboxRow) -> Vec<String> {
 
 #[utoipa::path(post, path = "/v2/sandboxes", tag = "e2b", request_body = NewSandbox, responses(
     (status = 201, description = "Created; its guest API answers", body = Sandbox,
-     headers(("sandglass-origin" = String, description = "`template`, started cold, or `snapshot`"))),
+     headers(("sandglass-origin" = String, description = "`template; path=cold`, \
+     `template; path=restore` if from an image of a running state, or `snapshot`"))),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn create_v2(
@@ -187,7 +197,8 @@ async fn create_v2(
 
 #[utoipa::path(post, path = "/sandboxes", tag = "e2b", request_body = NewSandbox, responses(
     (status = 201, description = "Created; its guest API answers", body = Sandbox,
-     headers(("sandglass-origin" = String, description = "`template`, started cold, or `snapshot`"))),
+     headers(("sandglass-origin" = String, description = "`template; path=cold`, \
+     `template; path=restore` if from an image of a running state, or `snapshot`"))),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn create_v1(

@@ -225,6 +225,8 @@ pub(crate) mod tests {
             lifetime: Lifetime::of(Duration::from_secs(300)),
             pause_mode: PauseMode::Full,
             made_from: Default::default(),
+            start_path: Default::default(),
+            defaults: None,
             state: SandboxState::Running,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(1_764_424_800_123),

@@ -8,8 +8,8 @@ use std::time::Duration;
 use sandglass_egress::remembered::{Carried, Remembered};
 use sandglass_engine::engine::Feature;
 use sandglass_store::{
-    Admitted, MadeFrom, NewSandbox, NewSnapshot, PageCursor, Purpose, SandboxRow, SnapshotFilter,
-    SnapshotKey, SnapshotName, SnapshotPage, SnapshotRow,
+    Admitted, CommandDefaults, MadeFrom, NewSandbox, NewSnapshot, PageCursor, Purpose, SandboxRow,
+    SnapshotFilter, SnapshotKey, SnapshotName, SnapshotPage, SnapshotRow, StartPath,
 };
 use sandglass_types::error::Chain;
 use sandglass_types::reference::{DEFAULT_TAG, namespace_of};
@@ -24,8 +24,8 @@ use super::{
     Control, REMOVAL_CHECK, REMOVAL_PATIENCE, in_between, injected, not_found, random_token, stored,
 };
 use crate::admission;
-use crate::images::{Lease, Whole};
-use crate::owner::{Begin, Captured, Wanted};
+use crate::images::Whole;
+use crate::owner::{Begin, Captured, Origin, Wanted};
 use crate::reconcile;
 use crate::request::check_timeout;
 use crate::shared::Claim;
@@ -54,12 +54,14 @@ pub(super) struct Model {
     /// Of the new one.
     pub(super) generation: Generation,
     pub(super) made_from: MadeFrom,
-    /// A share in the image, if it is not to be made cold.
-    pub(super) lease: Option<Lease>,
+    /// What commands in it have, if its template is not the server's own.
+    pub(super) defaults: Option<CommandDefaults>,
+    pub(super) start_path: StartPath,
+    pub(super) origin: Origin,
 }
 
 /// The generation of what is made from an image of this one.
-const fn next(generation: Generation) -> Generation {
+pub(super) const fn next(generation: Generation) -> Generation {
     Generation(generation.0.saturating_add(1))
 }
 
@@ -86,15 +88,8 @@ impl Control {
         let wanted: Reference = reference.parse().map_err(|error| {
             Error::new(ErrorKind::Invalid, format!("invalid template reference {reference:?}: {error}"))
         })?;
-        if let Some(template) = shared.template_meant(&wanted) {
-            return Ok(Model {
-                template: template.name.clone(),
-                rootfs: template.rootfs,
-                limits: shared.config.limits,
-                generation: Generation::FIRST,
-                made_from: MadeFrom::Template,
-                lease: None,
-            });
+        if let Some(model) = self.model_of_template(&wanted).await? {
+            return Ok(model);
         }
         let unknown = || {
             let message =
@@ -107,7 +102,7 @@ impl Control {
         // It may have been deleted before there was a lease.
         let row =
             shared.store.snapshot(team, &by_id(&found.id)).await.map_err(stored)?.ok_or_else(unknown)?;
-        if !shared.config.templates.contains_key(&row.template) {
+        if row.defaults.is_none() && !shared.config.templates.contains_key(&row.template) {
             let message = format!(
                 "this server has no template '{}' any more, whose users and environment sandboxes of this snapshot need",
                 row.template
@@ -120,7 +115,9 @@ impl Control {
             limits: row.limits,
             generation: next(row.generation),
             made_from: MadeFrom::Snapshot(row.id),
-            lease: Some(lease),
+            defaults: row.defaults,
+            start_path: StartPath::Restore,
+            origin: Origin::Copy(lease),
         })
     }
 
@@ -142,11 +139,19 @@ impl Control {
             None => None,
         };
         let new = NewSnapshot { name, ..self.image_of(&source, Purpose::Snapshot) };
+        self.write_image(&source, &new).await?;
+        tracing::info!(sandbox = %source.id, snapshot = %new.id, "a snapshot of it is ready");
+        let row = self.0.store.snapshot(team, &by_id(&new.id)).await.map_err(stored)?;
+        row.ok_or_else(|| Error::new(ErrorKind::NotFound, "the snapshot was deleted at once"))
+    }
+
+    /// Writes a running sandbox to an image that stays; it runs on. Of an image that fails nothing is left.
+    pub(super) async fn write_image(&self, source: &SandboxRow, new: &NewSnapshot) -> Result<(), Error> {
         let whole = self.0.images.try_whole(&new.id).ok_or_else(taken)?;
         sandglass_failpoint::hit_async("control.snapshot.insert").await.map_err(injected)?;
-        self.admit(&new, &[]).await?;
+        self.admit(new, &[]).await?;
         let finished = async {
-            let captured = self.capture(team, &source, &new.id).await?;
+            let captured = self.capture(source.team, source, &new.id).await?;
             sandglass_failpoint::hit_async("control.snapshot.ready").await.map_err(injected)?;
             self.0.store.snapshot_ready(&new.id, captured.bytes).await.map_err(stored)
         };
@@ -154,10 +159,7 @@ impl Control {
             self.discard(whole).await;
             return Err(error);
         }
-        drop(whole);
-        tracing::info!(sandbox = %source.id, snapshot = %new.id, "a snapshot of it is ready");
-        let row = self.0.store.snapshot(team, &by_id(&new.id)).await.map_err(stored)?;
-        row.ok_or_else(|| Error::new(ErrorKind::NotFound, "the snapshot was deleted at once"))
+        Ok(())
     }
 
     /// A page of a team's snapshots, newest first.
@@ -181,7 +183,7 @@ impl Control {
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Forbidden`] for a template.
     pub async fn delete_snapshot(&self, team: TeamId, reference: &Reference) -> Result<(), Error> {
-        if self.0.template_meant(reference).is_some() {
+        if self.is_template(reference).await? {
             let message = format!("'{reference}' is a template of this server, and no snapshot");
             return Err(Error::new(ErrorKind::Forbidden, message));
         }
@@ -219,7 +221,7 @@ impl Control {
         check_timeout(lives, shared.config.max_lifetime)?;
         let source = self.capturable(team, id, ErrorKind::Conflict).await?;
         // What its children need, before anything is written.
-        shared.template(&source.template)?;
+        shared.defaults(source.defaults.as_ref(), &source.template)?;
         if shared.connections.available_permits() == 0 {
             return Err(admission::no_connection(shared.config.budgets.connections));
         }
@@ -256,7 +258,7 @@ impl Control {
             self.hand_down(&row.id, captured.remembered.as_ref()).await;
             let (made, answer) = oneshot::channel();
             answers.push((row.id.clone(), answer));
-            claim.own(row, Begin::Create(tracing::Span::current(), made, Some(lease.clone())));
+            claim.own(row, Begin::Create(tracing::Span::current(), made, Origin::Copy(lease.clone())));
         }
         drop(lease);
         let mut outcomes = Vec::new();
@@ -295,13 +297,13 @@ impl Control {
                 ));
             }
         }
-        if self.0.config.templates.contains_key(name.name()) {
+        if self.has_template(name.name()).await? {
             return refused(format!("'{}' is the name of a template: choose another name", name.name()));
         }
         Ok(SnapshotName { name: name.name().to_owned(), tag: name.tag_or_default().to_owned() })
     }
 
-    fn can_image(&self) -> Result<(), Error> {
+    pub(super) fn can_image(&self) -> Result<(), Error> {
         if self.0.engine.refuses(Feature::Checkpoint) {
             let message = format!("the engine '{}' has no snapshots and no forks", self.0.engine.name);
             return Err(Error::new(ErrorKind::Unsupported, message));
@@ -310,7 +312,12 @@ impl Control {
     }
 
     /// A sandbox of this team that an image can be made of; for one that is paused, an error of this kind.
-    async fn capturable(&self, team: TeamId, id: &SandboxId, paused: ErrorKind) -> Result<SandboxRow, Error> {
+    pub(super) async fn capturable(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        paused: ErrorKind,
+    ) -> Result<SandboxRow, Error> {
         use SandboxState::{Creating, Ended, Ending, Paused, Pausing, Resuming, Running};
         let row = self.row(id).await?;
         let (kind, message) = match row.state {
@@ -324,7 +331,7 @@ impl Control {
         Err(Error::new(kind, message))
     }
 
-    fn image_of(&self, source: &SandboxRow, purpose: Purpose) -> NewSnapshot {
+    pub(super) fn image_of(&self, source: &SandboxRow, purpose: Purpose) -> NewSnapshot {
         NewSnapshot {
             id: SnapshotId::random(),
             node: source.node,
@@ -332,6 +339,7 @@ impl Control {
             purpose,
             name: None,
             template: source.template.clone(),
+            defaults: source.defaults.clone(),
             rootfs: source.rootfs,
             limits: source.limits,
             source: source.id.clone(),
@@ -349,6 +357,8 @@ impl Control {
             node: image.node,
             team: image.team,
             template: image.template.clone(),
+            defaults: source.defaults.clone(),
+            start_path: StartPath::Restore,
             rootfs: image.rootfs,
             limits: image.limits,
             access_token: own(&source.access_token),
@@ -412,7 +422,7 @@ impl Control {
     }
 
     /// Removes an image and then its row. What fails here, the reconciler does.
-    async fn discard(&self, whole: Whole) {
+    pub(super) async fn discard(&self, whole: Whole) {
         let (id, shared) = (whole.id(), &self.0);
         let discarded = async {
             sandglass_failpoint::hit_async("control.snapshot.remove").await.map_err(injected)?;

@@ -6,7 +6,7 @@ use sandglass_egress::enforcer::Enforcer;
 use sandglass_engine::deadline::Deadline;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_engine::{Exit, SandboxSpec};
-use sandglass_store::SandboxRow;
+use sandglass_store::{SandboxRow, StartPath, TemplateSpec};
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, OnTimeout, PauseMode, ResumeMode, SandboxId, Timestamp};
 use tokio::time::{Instant, sleep};
@@ -15,13 +15,14 @@ use tokio_util::task::TaskTracker;
 
 use super::Pauses;
 use crate::agent::{self, Line};
+use crate::command;
 use crate::images::Lease;
 use crate::live::Live;
 use crate::shared::Shared;
 
 /// Where a sandbox that comes up is from.
 #[derive(Debug)]
-pub(super) enum Origin {
+pub(crate) enum Origin {
     /// It is to be made.
     New,
     /// An earlier server made it, and it runs.
@@ -32,6 +33,19 @@ pub(super) enum Origin {
     Disk,
     /// It is to be made from an image of another one.
     Copy(Lease),
+    /// It is to be made from the image of its template; or cold, if that fails.
+    Template(Lease, Box<TemplateSpec>),
+    /// It is to be started anew from the disk in the image of its template.
+    TemplateDisk(Lease, Box<TemplateSpec>),
+}
+
+/// A sandbox that came up.
+pub(super) struct CameUp {
+    pub(super) live: Arc<Live>,
+    /// Which way it came to run, for one that was made.
+    pub(super) path: StartPath,
+    /// What its history says of it.
+    pub(super) why: String,
 }
 
 impl Origin {
@@ -45,12 +59,15 @@ impl Origin {
 
     /// Whether its memory is from an image, and knows nothing of the time since, nor of who it is now.
     const fn has_memory(&self) -> bool {
-        matches!(self, Self::Image | Self::Copy(_))
+        matches!(self, Self::Image | Self::Copy(_) | Self::Template(..))
     }
 
     /// Whether it is made from an image, be it the disk alone. Its time begins when it runs.
     pub(super) const fn is_of_image(&self) -> bool {
-        matches!(self, Self::Image | Self::Disk | Self::Copy(_))
+        match self {
+            Self::Image | Self::Disk | Self::Copy(_) | Self::Template(..) | Self::TemplateDisk(..) => true,
+            Self::New | Self::Found => false,
+        }
     }
 
     /// Whether it was paused before.
@@ -60,7 +77,7 @@ impl Origin {
 
     /// Whether its agent starts.
     const fn starts(&self) -> bool {
-        matches!(self, Self::New | Self::Disk)
+        matches!(self, Self::New | Self::Disk | Self::TemplateDisk(..))
     }
 }
 
@@ -98,34 +115,79 @@ pub(super) async fn exit_of(host: &Host, id: &SandboxId) -> Result<Exit, HostErr
     }
 }
 
+/// What it takes to bring a sandbox up.
+#[derive(Clone)]
+pub(super) struct Means {
+    pub(super) shared: Arc<Shared>,
+    pub(super) row: SandboxRow,
+    /// When its time is up.
+    pub(super) ends: Instant,
+    /// If its engine has airlocks.
+    pub(super) enforcer: Option<Arc<Enforcer>>,
+    /// Fires when its end begins.
+    pub(super) gone: CancellationToken,
+    /// Those that serve it until then.
+    pub(super) tasks: TaskTracker,
+}
+
 /// Brings a sandbox to where it can be reached. Stops between two steps once its end has begun.
-pub(super) async fn bring_up(
-    shared: Arc<Shared>,
-    row: SandboxRow,
-    ends: Instant,
-    enforcer: Option<Arc<Enforcer>>,
-    gone: CancellationToken,
-    tasks: TaskTracker,
-    origin: Origin,
-) -> Result<Arc<Live>, Error> {
-    let (host, id) = (&shared.host, &row.id);
+pub(super) async fn bring_up(means: Means, origin: Origin) -> Result<CameUp, Error> {
+    let path = means.row.start_path;
+    let Origin::Template(lease, spec) = origin else {
+        let live = come_up(&means, origin).await?;
+        return Ok(CameUp { live, path, why: "the agent is ready".into() });
+    };
+    // What serves the first try must not serve the second.
+    let first = Means { gone: means.gone.child_token(), ..means.clone() };
+    let error = match come_up(&first, Origin::Copy(lease.clone())).await {
+        Ok(live) => return Ok(CameUp { live, path, why: "the agent is ready".into() }),
+        // With less room it can't be made the other way either.
+        Err(error) if means.gone.is_cancelled() || error.kind() == ErrorKind::Capacity => return Err(error),
+        Err(error) => error,
+    };
+    let Means { shared, row, .. } = &means;
+    let why =
+        format!("the image of its template could not be restored: {}; it was started cold", Chain(&error));
+    tracing::warn!(sandbox = %row.id, template = row.template, error = %Chain(&error), "it is started cold");
+    first.gone.cancel();
+    sandglass_failpoint::hit_async("control.template.cold").await.map_err(crate::injected)?;
+    shared.host.destroy(&row.id).await?;
+    let stored = shared.store.set_start_path(&row.id, StartPath::Cold).await.map_err(crate::stored)?;
+    if !stored {
+        return Err(Error::new(ErrorKind::Conflict, "the sandbox was ended"));
+    }
+    // What the server prepares itself has nothing on its disk.
+    let of_server = spec.base == row.template;
+    let cold = if of_server { Origin::New } else { Origin::TemplateDisk(lease, spec) };
+    let live = come_up(&means, cold).await?;
+    Ok(CameUp { live, path: StartPath::Cold, why })
+}
+
+async fn come_up(means: &Means, origin: Origin) -> Result<Arc<Live>, Error> {
+    let Means { shared, row, ends, enforcer, gone, tasks } = means;
+    let (host, id, ends) = (&shared.host, &row.id, *ends);
     let (starts, restored) = (origin.starts(), origin.has_memory());
+    let mut begins = None;
     match origin {
         Origin::New => {
             sandglass_failpoint::hit_async("control.create.host").await.map_err(crate::injected)?;
-            host.create(spec(&row, ends)).await?;
+            host.create(spec(row, ends)).await?;
         }
         Origin::Image => {
             sandglass_failpoint::hit_async("control.resume.host").await.map_err(crate::injected)?;
-            host.restore(spec(&row, ends), id).await?;
+            host.restore(spec(row, ends), id).await?;
         }
         Origin::Disk => {
             sandglass_failpoint::hit_async("control.resume.boot").await.map_err(crate::injected)?;
-            host.boot(spec(&row, ends), id).await?;
+            host.boot(spec(row, ends), id).await?;
         }
-        Origin::Copy(lease) => {
+        Origin::TemplateDisk(lease, spec_of) => {
+            host.boot(spec(row, ends), &lease.id().image()).await?;
+            begins = Some(spec_of);
+        }
+        Origin::Copy(lease) | Origin::Template(lease, _) => {
             sandglass_failpoint::hit_async("control.copy.host").await.map_err(crate::injected)?;
-            let restored = host.restore(spec(&row, ends), &lease.id().image()).await;
+            let restored = host.restore(spec(row, ends), &lease.id().image()).await;
             restored.map_err(|error| match error.refusal() {
                 Some(RefusalKind::NotFound) => {
                     Error::internal("the image of this snapshot is not on this machine any more", error)
@@ -142,7 +204,7 @@ pub(super) async fn bring_up(
     // already: its packets are reset until they are there.
     if let Some(enforcer) = enforcer {
         let egress = &shared.config.egress;
-        agent::guard_airlock(host, id, &enforcer, egress, &gone, &tasks).await?;
+        agent::guard_airlock(host, id, enforcer, egress, gone, tasks).await?;
     }
     if starts && !gone.is_cancelled() {
         sandglass_failpoint::hit_async("control.create.start").await.map_err(crate::injected)?;
@@ -150,10 +212,11 @@ pub(super) async fn bring_up(
     }
     let ready = async {
         sandglass_failpoint::hit_async("control.create.attach").await.map_err(crate::injected)?;
-        let session = agent::attach(host, id, &gone, &tasks).await?;
+        let session = agent::attach(host, id, gone, tasks).await?;
         let configure = async || {
             sandglass_failpoint::hit_async("control.create.configure").await.map_err(crate::injected)?;
-            agent::configure(&session, &row, shared.template(&row.template)?).await
+            let defaults = shared.defaults(row.defaults.as_ref(), &row.template)?;
+            agent::configure(&session, row, defaults).await
         };
         // A new one is still starting, and finds there at once what it shall be.
         if starts {
@@ -165,7 +228,7 @@ pub(super) async fn bring_up(
             if !starts {
                 configure().await?;
             }
-            agent::configured(&session, &row).await?;
+            agent::configured(&session, row).await?;
         }
         let line = Line::new(session);
         // It said nothing more before its image was made, and knows nothing of the time in between.
@@ -173,7 +236,11 @@ pub(super) async fn bring_up(
             agent::thaw(&line).await?;
         }
         let (airlock, connections) = (shared.airlocks().cloned(), Arc::clone(&shared.connections));
-        Ok(Arc::new(Live::new(&row, line, hello.revision, airlock, gone.clone(), connections)))
+        let live = Arc::new(Live::new(row, line, hello.revision, airlock, gone.clone(), connections));
+        if let Some(spec) = begins {
+            command::begin(&live, row, &spec).await?;
+        }
+        Ok(live)
     };
     tokio::select! {
         outcome = ready => outcome,

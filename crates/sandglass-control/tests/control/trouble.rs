@@ -124,6 +124,7 @@ impl Engine for Troubled {
     }
 
     fn boot(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
+        self.trouble.meet("boot")?;
         self.engine.boot(spec, image)
     }
 

@@ -12,8 +12,8 @@ use sandglass_types::{
 };
 use tokio::task::JoinSet;
 
-use super::{at, digest, end, insert, run, sandbox_of, step, team};
-use crate::{Event, MAX_DETAIL, MadeFrom, NewSandbox, SandboxRow, Store, StoreError, Transition};
+use super::{at, digest, end, insert, odd_defaults, run, sandbox_of, step, team};
+use crate::{Event, MAX_DETAIL, MadeFrom, NewSandbox, SandboxRow, StartPath, Store, StoreError, Transition};
 
 fn policy(host: &str) -> Policy {
     let rule = serde_json::json!({"allow": host, "ports": [443]});
@@ -59,6 +59,8 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
             idle: Some(Duration::from_millis(1)),
         },
         made_from: MadeFrom::Fork(SandboxId::random()),
+        start_path: StartPath::Restore,
+        defaults: Some(odd_defaults()),
         generation: Generation(3),
         ..sandbox_of(team(&*store).await, 5)
     };
@@ -81,6 +83,8 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         lifetime: new.lifetime,
         pause_mode: PauseMode::Full,
         made_from: new.made_from,
+        start_path: StartPath::Restore,
+        defaults: Some(odd_defaults()),
         state: S::Creating,
         generation: Generation(3),
         created_at: at(5),
@@ -94,6 +98,20 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
     let events = store.events(&id).await.unwrap();
     assert_eq!(events.len(), 1);
     assert_eq!((events[0].seq, events[0].at, events[0].state), (1, at(5), S::Creating));
+}
+
+/// A restore that fails is followed by a cold start, before it runs and never after.
+pub async fn which_way_it_comes_to_run_is_said_until_it_does(store: Arc<dyn Store>) {
+    let new = NewSandbox { start_path: StartPath::Restore, ..sandbox_of(team(&*store).await, 0) };
+    let id = insert(&*store, &new).await;
+    let path = async || store.sandbox(&id).await.unwrap().unwrap().start_path;
+    assert_eq!(path().await, StartPath::Restore);
+    assert!(store.set_start_path(&id, StartPath::Cold).await.unwrap());
+    assert_eq!(path().await, StartPath::Cold);
+    run(&*store, &id).await;
+    assert!(!store.set_start_path(&id, StartPath::Restore).await.unwrap());
+    assert!(!store.set_start_path(&SandboxId::random(), StartPath::Cold).await.unwrap());
+    assert_eq!(path().await, StartPath::Cold);
 }
 
 /// Ids name one sandbox for ever, and owners must exist.

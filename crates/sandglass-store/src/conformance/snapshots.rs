@@ -7,10 +7,10 @@ use sandglass_types::{
     EndReason, Generation, Limits, NodeId, SandboxId, SandboxState as S, SnapshotId, TeamId,
 };
 
-use super::{all_of, at, digest, end, insert, sandbox_of, team};
+use super::{all_of, at, digest, end, insert, odd_defaults, sandbox_of, team};
 use crate::{
     Admitted, Created, ImageState, MadeFrom, NewSandbox, NewSnapshot, Purpose, SnapshotFilter, SnapshotKey,
-    SnapshotName, SnapshotRow, Store,
+    SnapshotName, SnapshotRow, Store, TemplateSpec,
 };
 
 fn snapshot_of(team: TeamId, created: i64) -> NewSnapshot {
@@ -21,6 +21,7 @@ fn snapshot_of(team: TeamId, created: i64) -> NewSnapshot {
         purpose: Purpose::Snapshot,
         name: None,
         template: "base".into(),
+        defaults: None,
         rootfs: digest(7),
         limits: Limits::default(),
         source: SandboxId::random(),
@@ -60,7 +61,8 @@ async fn ids(store: &dyn Store, filter: &SnapshotFilter) -> Vec<SnapshotId> {
 pub async fn an_image_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
     let store = &*store;
     let team = store.create_team("Acme & Sons", at(0)).await.unwrap().id;
-    let new = NewSnapshot { name: named("nightly", "v1"), ..snapshot_of(team, 5) };
+    let new =
+        NewSnapshot { name: named("nightly", "v1"), defaults: Some(odd_defaults()), ..snapshot_of(team, 5) };
     begin(store, &new).await;
     assert!(store.insert_snapshot(&new, &[]).await.is_err(), "an id is used once");
     let row = async || store.snapshots_on_node(new.node).await.unwrap().pop();
@@ -72,6 +74,7 @@ pub async fn an_image_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         purpose: Purpose::Snapshot,
         name: new.name.clone(),
         template: new.template.clone(),
+        defaults: Some(odd_defaults()),
         rootfs: new.rootfs,
         limits: new.limits,
         source: new.source.clone(),
@@ -268,4 +271,57 @@ pub async fn children_of_a_fork_are_admitted_together_or_not_at_all(store: Arc<d
     // An id that is used already takes the rest with it.
     assert!(store.insert_snapshot(&fork(9, u64::MAX), &children[..1]).await.is_err());
     assert_eq!(count().await, (4, 1));
+}
+
+/// The newest that is complete; the one before is to be removed from then on, and other machines have their own.
+pub async fn a_template_has_one_image_on_each_machine(store: Arc<dyn Store>) {
+    let store = &*store;
+    let (team, node) = (team(store).await, NodeId::random());
+    let spec = TemplateSpec {
+        base: "base".into(),
+        start: Some("server --port '80'".into()),
+        ready: None,
+        ready_timeout: 60,
+        pool: 3,
+    };
+    let purpose = Purpose::Template(Box::new(spec));
+    let new = |name: &str, node, created| NewSnapshot {
+        purpose: purpose.clone(),
+        template: name.into(),
+        node,
+        ..snapshot_of(team, created)
+    };
+    let found = async |node, name| store.template(node, name).await.unwrap();
+    let (first, second, other) = (new("web", node, 1), new("web", node, 2), new("api", node, 3));
+    let elsewhere = new("web", NodeId::random(), 4);
+    begin(store, &first).await;
+    assert_eq!(found(node, "web").await, None, "it is not complete");
+    for new in [&first, &other, &elsewhere] {
+        store.insert_snapshot(new, &[]).await.ok();
+        assert!(store.snapshot_ready(&new.id, 7).await.unwrap());
+    }
+    let row = found(node, "web").await.unwrap();
+    assert_eq!((row.id, row.purpose, row.bytes), (first.id.clone(), purpose.clone(), 7));
+    begin(store, &second).await;
+    assert_eq!(found(node, "web").await.unwrap().id, first.id, "until the next one is complete");
+    assert!(store.snapshot_ready(&second.id, 8).await.unwrap());
+    assert_eq!(found(node, "web").await.unwrap().id, second.id);
+    let states = async || {
+        let rows = store.snapshots_on_node(node).await.unwrap();
+        rows.into_iter().map(|row| (row.id, row.state)).collect::<Vec<_>>()
+    };
+    let expected = [
+        (first.id.clone(), ImageState::Deleting),
+        (second.id.clone(), ImageState::Ready),
+        (other.id.clone(), ImageState::Ready),
+    ];
+    assert_eq!(states().await, expected);
+    assert_eq!(found(elsewhere.node, "web").await.unwrap().id, elsewhere.id);
+    // No client takes it for a snapshot of its team, and a snapshot of that template is none of it.
+    assert_eq!(ids(store, &everything(team)).await, []);
+    assert_eq!(store.snapshot(team, &key(second.id.as_str(), None)).await.unwrap(), None);
+    ready(store, &NewSnapshot { template: "web".into(), node, ..snapshot_of(team, 5) }).await;
+    assert_eq!(found(node, "web").await.unwrap().id, second.id);
+    assert!(store.begin_snapshot_deletion(&second.id).await.unwrap());
+    assert_eq!(found(node, "web").await, None);
 }

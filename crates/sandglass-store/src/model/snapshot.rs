@@ -3,12 +3,12 @@
 use sandglass_types::budget::{Amount, Excess};
 use sandglass_types::{Digest, Generation, Limits, NodeId, SandboxId, SnapshotId, TeamId, Timestamp};
 
-use super::PageCursor;
+use super::{CommandDefaults, PageCursor, TemplateSpec};
 
 /// How a sandbox came to be.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum MadeFrom {
-    /// Cold, from its template.
+    /// From its template.
     #[default]
     Template,
     /// As a copy of a snapshot, which may be deleted by now.
@@ -30,12 +30,14 @@ impl MadeFrom {
 }
 
 /// What an image is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Purpose {
     /// For whoever asks for it, until it is deleted.
     Snapshot,
     /// For the children of one fork, until they run.
     Fork,
+    /// For all that is made from the template whose name it has, until there is a newer one or it is deleted.
+    Template(Box<TemplateSpec>),
 }
 
 /// How far an image has come.
@@ -71,8 +73,10 @@ pub struct NewSnapshot {
     pub purpose: Purpose,
     /// What clients will call it once it is ready; the snapshot that had the name before loses it then.
     pub name: Option<SnapshotName>,
-    /// The name of the template of its source.
+    /// The name of the template of its source, or that of the template that it is for.
     pub template: String,
+    /// What commands in its copies have that say nothing else; `None` is as the server's own template of that name says.
+    pub defaults: Option<CommandDefaults>,
     /// The root file system of its source.
     pub rootfs: Digest,
     /// The limits of its source, and of all that are made from it.
@@ -104,8 +108,10 @@ pub struct SnapshotRow {
     pub purpose: Purpose,
     /// What clients call it; `None` if it never had a name, or a newer one has it.
     pub name: Option<SnapshotName>,
-    /// The name of the template of its source.
+    /// The name of the template of its source, or that of the template that it is for.
     pub template: String,
+    /// What commands in its copies have that say nothing else; `None` is as the server's own template of that name says.
+    pub defaults: Option<CommandDefaults>,
     /// The root file system that it needs.
     pub rootfs: Digest,
     /// The limits of all that are made from it.

@@ -5,19 +5,21 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
 
-use sandglass_egress::policy::{Policy, RequestHost};
+use sandglass_egress::policy::RequestHost;
 use sandglass_types::budget::Amount;
 use sandglass_types::limits::Unchecked;
 use sandglass_types::reference::namespace_of;
 use sandglass_types::{
     EndReason, Generation, Lifetime, Limits, OnTimeout, PauseMode, SandboxState, Timestamp,
 };
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use crate::{
     ApiKey, AuditEntry, Event, Identity, ImageState, MadeFrom, Purpose, SandboxRow, SnapshotName,
-    SnapshotRow, StoreError, Team,
+    SnapshotRow, StartPath, StoreError, Team,
 };
 
 /// The columns of a sandbox, for use in `concat!`; [`sandbox`] reads them.
@@ -25,7 +27,8 @@ macro_rules! sandbox_columns {
     () => {
         "id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, access_token, metadata, env, \
          allow_internet_access, policy, traffic_token, request_host, timeout, on_timeout, idle_timeout, pause_mode, \
-         state, generation, created_at, end_at, max_end_at, ended_at, end_reason, origin, made_from"
+         state, generation, created_at, end_at, max_end_at, ended_at, end_reason, origin, made_from, defaults, \
+         start_path"
     };
 }
 pub(super) use sandbox_columns;
@@ -138,10 +141,11 @@ fn parse_reason(what: &'static str, text: &str) -> Result<EndReason, StoreError>
 }
 
 /// How a purpose is written.
-pub(super) const fn purpose_text(purpose: Purpose) -> &'static str {
+pub(super) const fn purpose_text(purpose: &Purpose) -> &'static str {
     match purpose {
         Purpose::Snapshot => "snapshot",
         Purpose::Fork => "fork",
+        Purpose::Template(_) => "template",
     }
 }
 
@@ -160,9 +164,17 @@ pub(super) fn map_text(map: &BTreeMap<String, String>) -> String {
     serde_json::Value::Object(object).to_string()
 }
 
-/// How a policy is written.
-pub(super) fn policy_text(policy: &Policy) -> Result<String, StoreError> {
-    serde_json::to_string(policy).map_err(|error| StoreError::Database(Box::new(error)))
+/// How what has a form of its own is written, a policy for one.
+pub(super) fn json_text(value: &impl Serialize) -> Result<String, StoreError> {
+    serde_json::to_string(value).map_err(|error| StoreError::Database(Box::new(error)))
+}
+
+fn parse_start_path(what: &'static str, text: &str) -> Result<StartPath, StoreError> {
+    Ok(match text {
+        "cold" => StartPath::Cold,
+        "restore" => StartPath::Restore,
+        _ => return Err(corrupt(what, format_args!("start path {text:?}"))),
+    })
 }
 
 fn parse_map(what: &'static str, text: &str) -> Result<BTreeMap<String, String>, StoreError> {
@@ -219,6 +231,12 @@ impl Columns<'_> {
     fn maybe_span(&self, name: &'static str) -> Result<Option<Duration>, StoreError> {
         let value: Option<i64> = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
         value.map(|_| self.span(name)).transpose()
+    }
+
+    /// What [`json_text`] wrote, if there is something.
+    fn maybe_json<T: DeserializeOwned>(&self, name: &'static str) -> Result<Option<T>, StoreError> {
+        let text = self.maybe_text(name)?;
+        text.map(|text| serde_json::from_str(text).map_err(|error| corrupt(self.what, error))).transpose()
     }
 
     fn limits(&self) -> Result<Limits, StoreError> {
@@ -349,13 +367,15 @@ pub(super) fn snapshot(row: &SqliteRow) -> Result<SnapshotRow, StoreError> {
         node: columns.parsed("node")?,
         team: columns.parsed("team")?,
         namespace: namespace_of(columns.text("team_name")?),
-        purpose: match columns.text("purpose")? {
-            "snapshot" => Purpose::Snapshot,
-            "fork" => Purpose::Fork,
-            other => return Err(corrupt(what, format_args!("purpose {other:?}"))),
+        purpose: match (columns.text("purpose")?, columns.maybe_json("spec")?) {
+            ("snapshot", None) => Purpose::Snapshot,
+            ("fork", None) => Purpose::Fork,
+            ("template", Some(spec)) => Purpose::Template(Box::new(spec)),
+            (other, _) => return Err(corrupt(what, format_args!("purpose {other:?}"))),
         },
         name,
         template: columns.text("template")?.to_owned(),
+        defaults: columns.maybe_json("defaults")?,
         rootfs: columns.parsed("rootfs")?,
         limits: columns.limits()?,
         source: columns.parsed("source")?,
@@ -400,6 +420,8 @@ pub(super) fn sandbox(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
         },
         pause_mode: parse_pause_mode("sandbox", columns.text("pause_mode")?)?,
         made_from: columns.made_from()?,
+        start_path: parse_start_path("sandbox", columns.text("start_path")?)?,
+        defaults: columns.maybe_json("defaults")?,
         state: columns.state()?,
         generation: Generation(columns.number("generation")?),
         created_at: columns.time("created_at")?,

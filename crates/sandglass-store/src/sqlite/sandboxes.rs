@@ -6,11 +6,11 @@ use sandglass_types::{Digest, NodeId, SandboxId, SandboxState, TeamId, Timestamp
 use sqlx::{Row as _, SqliteConnection};
 
 use super::rows::{
-    self, map_text, on_timeout_text, pause_mode_text, policy_text, reason_text, sandbox_columns, state_text,
+    self, json_text, map_text, on_timeout_text, pause_mode_text, reason_text, sandbox_columns, state_text,
 };
 use super::{SqliteStore, assignments, database, exists_or_database, teams};
 use crate::{
-    Admitted, Created, Event, IdempotencyKey, MAX_DETAIL, NewSandbox, Resume, Resumed, SandboxRow,
+    Admitted, Created, Event, IdempotencyKey, MAX_DETAIL, NewSandbox, Resume, Resumed, SandboxRow, StartPath,
     StoreError, Transition,
 };
 
@@ -186,12 +186,26 @@ impl SqliteStore {
         let done = sqlx::query(
             "UPDATE sandboxes SET policy = ?1, allow_internet_access = ?2 WHERE id = ?3 AND state = 'running'",
         )
-        .bind(policy_text(policy)?)
+        .bind(json_text(policy)?)
         .bind(allow_internet_access)
         .bind(id.as_str())
         .execute(&self.writer)
         .await
         .map_err(database)?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    pub(super) async fn replace_start_path(
+        &self,
+        id: &SandboxId,
+        path: StartPath,
+    ) -> Result<bool, StoreError> {
+        let done = sqlx::query("UPDATE sandboxes SET start_path = ?1 WHERE id = ?2 AND state = 'creating'")
+            .bind(path.as_str())
+            .bind(id.as_str())
+            .execute(&self.writer)
+            .await
+            .map_err(database)?;
         Ok(done.rows_affected() == 1)
     }
 
@@ -383,9 +397,10 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
     sqlx::query(
         "INSERT INTO sandboxes (id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, \
              access_token, metadata, env, allow_internet_access, policy, traffic_token, request_host, state, \
-             generation, created_at, end_at, max_end_at, events, timeout, on_timeout, idle_timeout, origin, made_from) \
+             generation, created_at, end_at, max_end_at, events, timeout, on_timeout, idle_timeout, origin, made_from, \
+             defaults, start_path) \
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, 'creating', ?23, ?17, ?18, \
-             ?19, 1, ?20, ?21, ?22, ?24, ?25)",
+             ?19, 1, ?20, ?21, ?22, ?24, ?25, ?26, ?27)",
     )
     .bind(new.id.as_str())
     .bind(new.node.to_string())
@@ -400,7 +415,7 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
     .bind(map_text(&new.metadata))
     .bind(map_text(&new.env))
     .bind(new.allow_internet_access)
-    .bind(policy_text(&new.policy)?)
+    .bind(json_text(&new.policy)?)
     .bind(&new.traffic_token)
     .bind(new.request_host.as_ref().map(RequestHost::as_str))
     .bind(new.created_at.as_millis())
@@ -412,6 +427,8 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
     .bind(new.generation.0)
     .bind(new.made_from.origin())
     .bind(rows::made_from_text(&new.made_from))
+    .bind(new.defaults.as_ref().map(json_text).transpose()?)
+    .bind(new.start_path.as_str())
     .execute(connection)
     .await
     .map_err(|error| exists_or_database(error, "sandbox", new.id.as_str()))?;

@@ -4,16 +4,16 @@ use sandglass_types::budget::Amount;
 use sandglass_types::{NodeId, SnapshotId, TeamId};
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 
-use super::rows::{self, purpose_text};
+use super::rows::{self, json_text, purpose_text};
 use super::sandboxes::{Asked, insert_new, refused};
 use super::{SqliteStore, database, exists_or_database, teams};
 use crate::{
-    Admitted, NewSandbox, NewSnapshot, PageCursor, SnapshotFilter, SnapshotKey, SnapshotPage, SnapshotRow,
-    StoreError,
+    Admitted, NewSandbox, NewSnapshot, PageCursor, Purpose, SnapshotFilter, SnapshotKey, SnapshotPage,
+    SnapshotRow, StoreError,
 };
 
 const SELECT: &str = "SELECT s.id, s.node, s.team, t.name AS team_name, s.purpose, s.name, s.tag, s.template, s.rootfs, \
-     s.cpus, s.memory_mib, s.disk_mib, s.processes, s.source, s.generation, s.state, s.created_at, s.bytes \
+     s.defaults, s.spec, s.cpus, s.memory_mib, s.disk_mib, s.processes, s.source, s.generation, s.state, s.created_at, s.bytes \
      FROM snapshots s JOIN teams t ON t.id = s.team WHERE ";
 
 /// Those that clients see.
@@ -56,6 +56,15 @@ impl SqliteStore {
         sqlx::query(
             "UPDATE snapshots SET name = NULL, tag = NULL WHERE state = 'ready' AND (team, name, tag) = \
              (SELECT team, name, tag FROM snapshots WHERE id = ?1 AND state = 'writing')",
+        )
+        .bind(id.as_str())
+        .execute(&mut *change)
+        .await
+        .map_err(database)?;
+        // And so is the template; sandboxes of the one before are made from what they have a share in.
+        sqlx::query(
+            "UPDATE snapshots SET state = 'deleting' WHERE state = 'ready' AND purpose = 'template' AND (node, template) = \
+             (SELECT node, template FROM snapshots WHERE id = ?1 AND state = 'writing' AND purpose = 'template')",
         )
         .bind(id.as_str())
         .execute(&mut *change)
@@ -137,6 +146,18 @@ impl SqliteStore {
         Ok(SnapshotPage { rows, next })
     }
 
+    pub(super) async fn image_of_template(
+        &self,
+        node: NodeId,
+        name: &str,
+    ) -> Result<Option<SnapshotRow>, StoreError> {
+        let mut query = QueryBuilder::new(SELECT);
+        query.push("s.state = 'ready' AND s.purpose = 'template' AND s.node = ").push_bind(node.to_string());
+        query.push(" AND s.template = ").push_bind(name.to_owned());
+        let found = query.build().fetch_optional(&self.readers).await.map_err(database)?;
+        found.as_ref().map(rows::snapshot).transpose()
+    }
+
     pub(super) async fn images_of_node(&self, node: NodeId) -> Result<Vec<SnapshotRow>, StoreError> {
         let mut query = QueryBuilder::new(SELECT);
         query.push("s.node = ").push_bind(node.to_string()).push(" ORDER BY s.created_at, s.id");
@@ -161,15 +182,19 @@ fn push_key(query: &mut QueryBuilder<Sqlite>, key: &SnapshotKey) {
 }
 
 async fn insert_row(connection: &mut SqliteConnection, new: &NewSnapshot) -> Result<(), StoreError> {
+    let spec = match &new.purpose {
+        Purpose::Template(spec) => Some(json_text(&**spec)),
+        Purpose::Snapshot | Purpose::Fork => None,
+    };
     sqlx::query(
         "INSERT INTO snapshots (id, node, team, purpose, name, tag, template, rootfs, cpus, memory_mib, disk_mib, \
-             processes, source, generation, state, created_at) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, 'writing', ?15)",
+             processes, source, generation, state, created_at, defaults, spec) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, 'writing', ?15, ?16, ?17)",
     )
     .bind(new.id.as_str())
     .bind(new.node.to_string())
     .bind(new.team.to_string())
-    .bind(purpose_text(new.purpose))
+    .bind(purpose_text(&new.purpose))
     .bind(new.name.as_ref().map(|name| name.name.as_str()))
     .bind(new.name.as_ref().map(|name| name.tag.as_str()))
     .bind(&new.template)
@@ -181,6 +206,8 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSnapshot) -> Res
     .bind(new.source.as_str())
     .bind(new.generation.0)
     .bind(new.created_at.as_millis())
+    .bind(new.defaults.as_ref().map(json_text).transpose()?)
+    .bind(spec.transpose()?)
     .execute(connection)
     .await
     .map_err(|error| exists_or_database(error, "snapshot", new.id.as_str()))?;

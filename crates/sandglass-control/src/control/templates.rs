@@ -1,0 +1,161 @@
+//! Templates that have an image of a running state: what they give, and how they get one.
+
+use sandglass_store::{
+    CommandDefaults, MadeFrom, NewSnapshot, Purpose, SnapshotRow, StartPath, TemplateSpec,
+};
+use sandglass_types::reference::DEFAULT_TAG;
+use sandglass_types::{Error, ErrorKind, Generation, Reference, SandboxId, TeamId};
+
+use super::snapshots::{Model, next};
+use super::{Control, not_found, stored};
+use crate::command;
+use crate::images::Lease;
+use crate::owner::Origin;
+use crate::template::Template;
+
+/// The image of a template's running state. It stays as it is for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct RunningImage {
+    /// Its row.
+    pub(crate) row: SnapshotRow,
+    /// What the template is besides.
+    pub(crate) spec: Box<TemplateSpec>,
+    /// The share in it.
+    pub(crate) lease: Lease,
+}
+
+/// Whether the image of a template that the server prepares itself is of what it prepared last.
+fn is_of(image: &SnapshotRow, own: &Template, limits: sandglass_types::Limits) -> bool {
+    (image.rootfs, image.limits) == (own.rootfs, limits)
+}
+
+/// The name of the template that a reference may mean: they have no namespace, and no other tag than the one that is meant
+/// without.
+fn template_name(reference: &Reference) -> Option<&str> {
+    let here = reference.namespace().is_none() && reference.tag_or_default() == DEFAULT_TAG;
+    here.then(|| reference.name())
+}
+
+impl Control {
+    /// The image of a running state of the template of this name, if it has one that fits what the server is today. That
+    /// the engine or the agent is another one is found by whoever restores it.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub(crate) async fn running_image(&self, name: &str) -> Result<Option<RunningImage>, Error> {
+        let shared = self.shared();
+        let find = async || shared.store.template(shared.node, name).await.map_err(stored);
+        // One that is replaced in between has a successor.
+        while let Some(found) = find().await? {
+            let Some(lease) = shared.images.lease(&found.id) else {
+                tokio::task::yield_now().await;
+                continue;
+            };
+            let Some(row) = find().await?.filter(|row| row.id == found.id) else { continue };
+            let own = shared.config.templates.get(name);
+            if own.is_some_and(|own| !is_of(&row, own, shared.config.limits)) {
+                return Ok(None);
+            }
+            let Purpose::Template(spec) = row.purpose.clone() else { return Ok(None) };
+            return Ok(Some(RunningImage { row, spec, lease }));
+        }
+        Ok(None)
+    }
+
+    /// What a template gives, if a reference means one.
+    pub(super) async fn model_of_template(&self, wanted: &Reference) -> Result<Option<Model>, Error> {
+        let Some(name) = template_name(wanted) else { return Ok(None) };
+        if let Some(RunningImage { row, spec, lease }) = self.running_image(name).await? {
+            return Ok(Some(Model {
+                template: row.template,
+                rootfs: row.rootfs,
+                limits: row.limits,
+                generation: next(row.generation),
+                made_from: MadeFrom::Template,
+                defaults: row.defaults,
+                start_path: StartPath::Restore,
+                origin: Origin::Template(lease, spec),
+            }));
+        }
+        Ok(self.shared().config.templates.get(name).map(|own| self.cold(own)))
+    }
+
+    /// What a template gives that the server prepares itself, from its root file system.
+    pub(super) fn cold(&self, own: &Template) -> Model {
+        Model {
+            template: own.name.clone(),
+            rootfs: own.rootfs,
+            limits: self.shared().config.limits,
+            generation: Generation::FIRST,
+            made_from: MadeFrom::Template,
+            defaults: None,
+            start_path: StartPath::Cold,
+            origin: Origin::New,
+        }
+    }
+
+    /// Whether this server has a template of that name.
+    pub(super) async fn has_template(&self, name: &str) -> Result<bool, Error> {
+        let shared = self.shared();
+        let own = shared.config.templates.contains_key(name);
+        Ok(own || shared.store.template(shared.node, name).await.map_err(stored)?.is_some())
+    }
+
+    pub(super) async fn is_template(&self, reference: &Reference) -> Result<bool, Error> {
+        match template_name(reference) {
+            Some(name) => self.has_template(name).await,
+            None => Ok(false),
+        }
+    }
+
+    /// Makes a running sandbox what the template of this name gives from now on: starts what it starts, waits until that is
+    /// ready, runs two login shells, and then does as [`Control::keep_as_template`].
+    ///
+    /// # Errors
+    /// As [`Control::keep_as_template`], and [`ErrorKind::Conflict`] with the last lines of a command that failed.
+    pub async fn make_template(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        name: &str,
+        spec: TemplateSpec,
+        defaults: CommandDefaults,
+    ) -> Result<SnapshotRow, Error> {
+        let row = self.capturable(team, id, ErrorKind::Conflict).await?;
+        let live = self.live(id).ok_or_else(|| not_found(id))?;
+        command::begin(&live, &row, &spec).await?;
+        command::warm_up(&live, &row).await?;
+        drop(live);
+        self.keep_as_template(team, id, name, spec, defaults).await
+    }
+
+    /// Writes a running sandbox, which runs on, to the image of the template of this name: what is made from that goes on
+    /// from here. The one that it had before is removed once nobody is made from it any more.
+    ///
+    /// # Errors
+    /// As [`Control::snapshot`].
+    pub async fn keep_as_template(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        name: &str,
+        spec: TemplateSpec,
+        defaults: CommandDefaults,
+    ) -> Result<SnapshotRow, Error> {
+        let source = self.capturable(team, id, ErrorKind::Conflict).await?;
+        let purpose = Purpose::Template(Box::new(spec));
+        let new = NewSnapshot {
+            template: name.to_owned(),
+            defaults: Some(defaults),
+            ..self.image_of(&source, purpose)
+        };
+        self.write_image(&source, &new).await?;
+        tracing::info!(sandbox = %source.id, template = name, image = %new.id, "a template has an image of it");
+        // What the template had before, at once if nobody needs it.
+        let shared = self.shared();
+        let rows = shared.store.snapshots_on_node(shared.node).await.map_err(stored)?;
+        self.clear_images(&rows).await?;
+        let written = rows.into_iter().find(|row| row.id == new.id);
+        written.ok_or_else(|| Error::new(ErrorKind::NotFound, "the template was deleted at once"))
+    }
+}

@@ -1,0 +1,241 @@
+//! Templates that have an image of a running state: what is made from it, and what happens when that fails.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sandglass_engine::engine::Lack;
+use sandglass_engine::{Engine as _, EngineError};
+use sandglass_store::{
+    CommandDefaults, ImageState, MadeFrom, SandboxRow, SnapshotRow, StartPath, Store as _, TemplateSpec,
+};
+use sandglass_types::{Error, ErrorKind, PauseMode, Reference, ResumeMode, SandboxId, SandboxState};
+
+use crate::fixture::{HOUR, Server, World, eventually, request, written};
+use crate::scripted::Manner;
+use crate::trouble::broken;
+
+fn spec(base: &str) -> TemplateSpec {
+    TemplateSpec { base: base.into(), start: None, ready: None, ready_timeout: 60, pool: 0 }
+}
+
+fn defaults() -> CommandDefaults {
+    CommandDefaults { user: "zoe".into(), workdir: "/srv".into(), env: BTreeMap::new() }
+}
+
+/// Those of the next image.
+fn later() -> CommandDefaults {
+    CommandDefaults { user: "root".into(), ..defaults() }
+}
+
+/// Makes a template of a new sandbox, and ends that.
+async fn keep(server: &Server, name: &str) -> SnapshotRow {
+    let id = server.create().await;
+    let kept = server.control.keep_as_template(server.team, &id, name, spec("base"), defaults()).await;
+    server.kill(&id).await;
+    kept.unwrap()
+}
+
+async fn create_of(server: &Server, name: &str) -> Result<SandboxRow, Error> {
+    let request = sandglass_control::CreateSandbox { template: name.into(), ..request(HOUR) };
+    server.control.create(server.team, request).await
+}
+
+/// The images and how far they have come.
+async fn images(server: &Server) -> Vec<(String, ImageState)> {
+    let node = server.store.node().await.unwrap();
+    let rows = server.store.snapshots_on_node(node).await.unwrap();
+    let mut images: Vec<_> = rows.into_iter().map(|row| (row.id.to_string(), row.state)).collect();
+    // Those that are to be removed first; a clock that stands still does not order them.
+    images.sort_by_key(|(_, state)| *state != ImageState::Deleting);
+    images
+}
+
+async fn last_event(server: &Server, id: &SandboxId) -> String {
+    server.control.events(server.team, id).await.unwrap().pop().unwrap().detail
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_made_of_a_template_with_an_image_goes_on_from_there() {
+    let world = World::scripted(Manner::Obedient);
+    let mut server = world.start().await.unwrap();
+    let kept = keep(&server, "web").await;
+    for restarted in [false, true] {
+        if restarted {
+            server.stop().await;
+            server = world.start().await.unwrap();
+        }
+        let row = create_of(&server, "web").await.unwrap();
+        assert_eq!((row.made_from.clone(), row.start_path), (MadeFrom::Template, StartPath::Restore));
+        assert_eq!((row.template.as_str(), row.defaults.as_ref()), ("web", Some(&defaults())));
+        assert_eq!(written(&world.home(&row.id).join("identity")).await, format!("{} 2 None\n", row.id));
+        // It comes back by itself, whatever became of its template.
+        server.control.pause(server.team, &row.id, PauseMode::Full).await.unwrap();
+        server.control.resume(server.team, &row.id, HOUR, ResumeMode::Restore).await.unwrap();
+        server.kill(&row.id).await;
+        let cold = server.create().await;
+        assert_eq!(server.row(&cold).await.start_path, StartPath::Cold);
+        server.kill(&cold).await;
+    }
+    assert_eq!(images(&server).await, [(kept.id.to_string(), ImageState::Ready)]);
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_template_is_no_snapshot_and_its_name_is_taken() {
+    let world = World::scripted(Manner::Obedient);
+    let server = world.start().await.unwrap();
+    let kept = keep(&server, "web").await;
+    let id = server.create().await;
+    let name: Reference = "web".parse().unwrap();
+    let error = server.control.snapshot(server.team, &id, Some(&name)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert_eq!(
+        server.control.delete_snapshot(server.team, &name).await.unwrap_err().kind(),
+        ErrorKind::Forbidden
+    );
+    let by_id: Reference = kept.id.as_str().parse().unwrap();
+    assert_eq!(
+        server.control.delete_snapshot(server.team, &by_id).await.unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
+    assert_eq!(create_of(&server, kept.id.as_str()).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(create_of(&server, "web:v2").await.unwrap_err().kind(), ErrorKind::NotFound);
+    // A snapshot of what was made from it says itself what its commands have.
+    let copy = create_of(&server, "web").await.unwrap().id;
+    let snapshot = server.control.snapshot(server.team, &copy, None).await.unwrap();
+    let again = create_of(&server, snapshot.id.as_str()).await.unwrap();
+    assert_eq!((again.template.as_str(), again.defaults), ("web", Some(defaults())));
+    for id in [id, copy, again.id] {
+        server.kill(&id).await;
+    }
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_its_image_can_not_be_restored_it_is_started_cold_and_says_so() {
+    for (manner, name, verb) in [
+        (Manner::Obedient, "web", "boot"),
+        (Manner::Obedient, "base", "create"),
+        // It is restored, and does not become who it is told to be.
+        (Manner::Stubborn, "web", "boot"),
+        (Manner::Stubborn, "base", "create"),
+    ] {
+        let world = World::scripted(manner);
+        let server = world.start().await.unwrap();
+        keep(&server, name).await;
+        let before = world.trouble.calls(verb);
+        if manner == Manner::Obedient {
+            world.trouble.fail("restore", [broken()]);
+        }
+        let row = create_of(&server, name).await.unwrap();
+        assert_eq!(world.trouble.calls(verb), before + 1, "{manner:?} {name}");
+        assert_eq!((row.state, row.start_path), (SandboxState::Running, StartPath::Cold));
+        let said = last_event(&server, &row.id).await;
+        assert!(said.contains("it was started cold"), "{said}");
+        assert_eq!(written(&world.home(&row.id).join("identity")).await, format!("{} 2 None\n", row.id));
+        // It is as good as any.
+        server.control.pause(server.team, &row.id, PauseMode::Full).await.unwrap();
+        server.kill(&row.id).await;
+        world.nothing_left().await;
+        server.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_room_it_is_not_tried_another_way_and_what_fails_twice_is_refused() {
+    let world = World::scripted(Manner::Obedient);
+    let server = world.start().await.unwrap();
+    keep(&server, "web").await;
+    let full = EngineError::NoRoom { lack: Lack::Disk, step: "copy", source: "the disk is full".into() };
+    world.trouble.fail("restore", [full]);
+    assert_eq!(create_of(&server, "web").await.unwrap_err().kind(), ErrorKind::Capacity);
+    assert_eq!(world.trouble.calls("boot"), 0);
+    world.trouble.fail("restore", [broken()]);
+    world.trouble.fail("boot", [broken()]);
+    assert_eq!(create_of(&server, "web").await.unwrap_err().kind(), ErrorKind::Internal);
+    world.nothing_left().await;
+    let row = create_of(&server, "web").await.unwrap();
+    assert_eq!(row.start_path, StartPath::Restore);
+    server.kill(&row.id).await;
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_image_takes_the_place_of_the_old_one_once_it_is_complete() {
+    let world = World::scripted(Manner::Obedient);
+    let mut server = world.start().await.unwrap();
+    let first = keep(&server, "web").await;
+    let id = server.create().await;
+    // One that fails changes nothing.
+    world.trouble.fail("checkpoint", [broken()]);
+    let failed = server.control.keep_as_template(server.team, &id, "web", spec("base"), later()).await;
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Internal);
+    assert_eq!(images(&server).await, [(first.id.to_string(), ImageState::Ready)]);
+    // Nor does one during which the server dies.
+    let (held, before) = (world.trouble.hold("checkpoint"), world.trouble.calls("checkpoint"));
+    let (control, team, of) = (server.control.clone(), server.team, id.clone());
+    let keeping =
+        tokio::spawn(async move { control.keep_as_template(team, &of, "web", spec("base"), later()).await });
+    eventually("it is written", async || (world.trouble.calls("checkpoint") > before).then_some(())).await;
+    keeping.abort();
+    let stopping = tokio::spawn(server.stop());
+    drop(held);
+    stopping.await.unwrap();
+    server = world.start().await.unwrap();
+    let engine = world.engine();
+    eventually("what was half written is gone", async || {
+        let only = images(&server).await == [(first.id.to_string(), ImageState::Ready)];
+        (only && engine.images().unwrap() == [first.id.image()]).then_some(())
+    })
+    .await;
+    // The old one stays for as long as somebody is made of it.
+    let (held, before) = (world.trouble.hold("restore"), world.trouble.calls("restore"));
+    let (control, team) = (server.control.clone(), server.team);
+    let of = sandglass_control::CreateSandbox { template: "web".into(), ..request(HOUR) };
+    let creating = tokio::spawn(async move { control.create(team, of).await });
+    eventually("it is being made", async || (world.trouble.calls("restore") > before).then_some(())).await;
+    let second =
+        server.control.keep_as_template(server.team, &id, "web", spec("base"), later()).await.unwrap();
+    let both = [(first.id.to_string(), ImageState::Deleting), (second.id.to_string(), ImageState::Ready)];
+    assert_eq!(images(&server).await, both);
+    drop(held);
+    let old = creating.await.unwrap().unwrap();
+    assert_eq!((old.start_path, old.defaults), (StartPath::Restore, Some(defaults())));
+    // Whoever comes next removes it; here that is the next one that is kept.
+    let third =
+        server.control.keep_as_template(server.team, &id, "web", spec("base"), later()).await.unwrap();
+    assert_eq!(images(&server).await, [(third.id.to_string(), ImageState::Ready)]);
+    assert_eq!(engine.images().unwrap(), [third.id.image()]);
+    let new = create_of(&server, "web").await.unwrap();
+    assert_eq!((new.start_path, new.defaults), (StartPath::Restore, Some(later())));
+    for id in [id, old.id, new.id] {
+        server.kill(&id).await;
+    }
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_has_all_of_its_time_also_if_it_is_started_cold() {
+    let world = World::scripted(Manner::Obedient);
+    let server = world.start().await.unwrap();
+    keep(&server, "web").await;
+    let (held, before) = (world.trouble.hold("restore"), world.trouble.calls("restore"));
+    world.trouble.fail("restore", [broken()]);
+    let (control, team) = (server.control.clone(), server.team);
+    let minute = Duration::from_secs(60);
+    let of = sandglass_control::CreateSandbox { template: "web".into(), ..request(minute) };
+    let creating = tokio::spawn(async move { control.create(team, of).await });
+    eventually("it is being made", async || (world.trouble.calls("restore") > before).then_some(())).await;
+    world.clock.advance(minute * 3);
+    drop(held);
+    let row = creating.await.unwrap().unwrap();
+    assert_eq!(row.start_path, StartPath::Cold);
+    server.control.pause(server.team, &row.id, PauseMode::Full).await.unwrap();
+    server.kill(&row.id).await;
+    world.nothing_left().await;
+    server.stop().await;
+}

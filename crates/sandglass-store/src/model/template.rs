@@ -1,0 +1,52 @@
+//! Templates that have an image of a running state.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// What commands in a sandbox have that say nothing else.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommandDefaults {
+    /// Who runs them.
+    pub user: String,
+    /// Where; empty for their user's home.
+    pub workdir: String,
+    /// Their environment, before the sandbox's and the command's own variables.
+    pub env: BTreeMap<String, String>,
+}
+
+/// What a template is beside its image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateSpec {
+    /// The template that it was built on; its own name for one that the server prepares by itself.
+    pub base: String,
+    /// The command that runs on, as a line of the shell.
+    pub start: Option<String>,
+    /// The command that ends with 0 once the other is ready.
+    pub ready: Option<String>,
+    /// How long that may take, in seconds.
+    pub ready_timeout: u32,
+    /// How many unused copies are kept ready.
+    pub pool: u32,
+}
+
+/// Which way a sandbox came to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StartPath {
+    /// All at once: its agent was started, and with it everything else.
+    #[default]
+    Cold,
+    /// From an image of a running state.
+    Restore,
+}
+
+impl StartPath {
+    /// In one word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Restore => "restore",
+        }
+    }
+}
