@@ -1,7 +1,8 @@
-//! Slows the sandboxes that nobody uses: an idle one would otherwise take some percent of a core for ever, because its
-//! engine looks for work many times in a millisecond.
+//! Says which sandboxes get how much of the machine's attention.
 //!
-//! A sandbox into which a stream is open, or that works on something by itself, keeps its pace.
+//! Those that nobody uses are slowed: an idle one would otherwise take some percent of a core for ever, because its engine
+//! looks for work many times in a millisecond. A sandbox into which a stream is open, or that works on something by itself,
+//! keeps its pace. And one of which somebody has just asked something goes before those that work by themselves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use sandglass_engine::host::{Host, HostError};
 use sandglass_types::SandboxId;
 use sandglass_types::error::Chain;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::live::Live;
 
@@ -24,6 +25,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Above this share of a core, in percent, it works on something. The engine alone takes up to 4 % at full pace, and a
 /// look costs some as well.
 const WORKING_PERCENT: u128 = 10;
+
+/// How often a sandbox is favoured anew while somebody waits for it. A favour lasts twice as long.
+const FAVOUR_EVERY: Duration = Duration::from_millis(200);
+
+/// For how long somebody who opened a stream counts as waiting, if it does not end before. Whoever waits for longer waits
+/// for work.
+const WAITING: Duration = Duration::from_secs(2);
 
 /// What was seen of a sandbox during one stretch of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +74,30 @@ pub(crate) async fn govern(host: Host, live: Arc<Live>) {
             Err(error) => {
                 tracing::debug!(sandbox = %id, error = %Chain(&error), "it is not governed any more");
                 return;
+            }
+        }
+    }
+}
+
+/// Favours one sandbox while somebody waits for it, for as long as the host answers for it.
+pub(crate) async fn favour(host: Host, live: Arc<Live>) {
+    let (id, mut streams) = (live.id().clone(), live.streams());
+    drop(live);
+    while streams.changed().await.is_ok() {
+        let mut waits_until = Instant::now() + WAITING;
+        while *streams.borrow_and_update() > 0 && Instant::now() < waits_until {
+            match host.favour(&id).await {
+                Err(HostError::Gone) => return,
+                Err(error) => {
+                    tracing::debug!(sandbox = %id, error = %Chain(&error), "it could not be favoured");
+                }
+                Ok(()) => {}
+            }
+            sleep(FAVOUR_EVERY).await;
+            match streams.has_changed() {
+                Err(_) => return,
+                Ok(true) => waits_until = Instant::now() + WAITING,
+                Ok(false) => {}
             }
         }
     }

@@ -479,6 +479,8 @@ impl<'a> Owner<'a> {
         }
         let governing = governor::govern(self.shared.host.clone(), Arc::clone(&live));
         self.tasks.spawn(self.gone.clone().run_until_cancelled_owned(governing));
+        let favouring = governor::favour(self.shared.host.clone(), Arc::clone(&live));
+        self.tasks.spawn(self.gone.clone().run_until_cancelled_owned(favouring));
         Ok(live)
     }
 

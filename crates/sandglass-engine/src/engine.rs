@@ -416,6 +416,16 @@ pub trait Engine: Send + Sync {
         Ok(())
     }
 
+    /// Lets its processes go before those of other sandboxes for a moment, because somebody waits for them: less than a
+    /// second, and as often as it is asked for. At all other times, sandboxes share what nobody waits for. An engine that
+    /// knows no order has nothing to do.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFound`].
+    fn favour(&self, _id: &SandboxId) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     /// Blocks until the processes of the sandbox are gone, and says how they ended. It removes nothing. Processes that
     /// outlive their agent are ended first; until somebody waits, they may go on.
     ///

@@ -39,6 +39,7 @@ mod paths;
 mod record;
 mod runsc;
 mod teardown;
+mod turns;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -61,6 +62,7 @@ use self::image::{CHECKPOINT_TIMEOUT, Image, Memory, Source, Unfinished};
 use self::layer::Layer;
 use self::record::{Pinned, Record};
 use self::runsc::{MAKE_TIMEOUT, Make, Network, Runsc};
+use self::turns::Turns;
 use crate::deadline::{self, Deadline, Moment};
 use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Isolation, Pace, Presence, SandboxSpec,
@@ -138,6 +140,8 @@ pub struct GvisorEngine {
     cpus: Cpus,
     /// Counts sandboxes, so that they are not all made on the same processors.
     turn: AtomicU64,
+    /// Who goes first.
+    turns: Turns,
     locks: Locks,
     /// Sandbox processes that this host became the parent of.
     watches: Mutex<HashMap<SandboxId, Arc<Watch>>>,
@@ -183,6 +187,7 @@ impl GvisorEngine {
             runsc,
             over_socket,
             layer: layer::ensure(paths, &guest)?,
+            turns: Turns::open(&holdings.cgroups).map_err(|error| step("order the sandboxes", error))?,
             holdings,
             airlocks,
             args,
@@ -299,6 +304,7 @@ impl GvisorEngine {
             tracing::debug!(%error, "joining the control group may take its time");
         }
         let ((), mounts) = both(surroundings, mounts)?;
+        self.turns.made(id, &leaf);
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let cpus = make::cpus_for(spec.limits.cpus(), &self.cpus, turn);
         let before = make::before(&leaf, mounts, cpus)?;
@@ -647,6 +653,12 @@ impl Engine for GvisorEngine {
         };
         let leaf = self.holdings.leaf(id)?;
         process::set_timer_slack(|| leaf.processes(), slack).map_err(|error| step("set the pace", error))
+    }
+
+    fn favour(&self, id: &SandboxId) -> Result<(), EngineError> {
+        self.known(id)?;
+        self.turns.asked(id, &self.holdings.leaf(id)?);
+        Ok(())
     }
 
     fn wait(&self, id: &SandboxId) -> Result<Exit, EngineError> {

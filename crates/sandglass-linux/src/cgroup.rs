@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 mod counters;
 mod leaf;
 mod limit;
+mod turn;
 
 pub use leaf::{Leaf, Usage};
 pub use limit::Ceiling;
+pub use turn::Turn;
 
 /// Where the kernel's groups are mounted by every distribution.
 pub const ROOT: &str = "/sys/fs/cgroup";

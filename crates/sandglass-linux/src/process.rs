@@ -10,6 +10,7 @@ mod run;
 mod slice;
 mod table;
 mod threads;
+mod urgent;
 
 pub use children::{Child, ExitStatus, Watch, adopt_orphans, spawn, watch};
 pub use identity::{PidFd, ProcessIdentity, boot_id};
@@ -18,3 +19,4 @@ pub use run::{Output, RunError, run};
 pub use slice::{SHORTEST_SLICE, set_slice};
 pub use table::{Entry, environment, is_stopped, resident_bytes, table};
 pub use threads::{Cpus, DEFAULT_TIMER_SLACK, set_timer_slack};
+pub use urgent::become_urgent;

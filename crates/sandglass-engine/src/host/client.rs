@@ -298,6 +298,14 @@ impl Host {
         self.do_it(Verb::Pace { id: id.clone(), pace }).await
     }
 
+    /// Lets a sandbox go before others for a moment.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn favour(&self, id: &SandboxId) -> Result<(), HostError> {
+        self.do_it(Verb::Favour(id.clone())).await
+    }
+
     /// What a sandbox uses now.
     ///
     /// # Errors

@@ -93,6 +93,8 @@ pub enum Verb {
         /// Which one.
         pace: Pace,
     },
+    /// [`crate::Engine::favour`].
+    Favour(SandboxId),
     /// [`crate::Engine::wait`]; answered when the sandbox's processes are gone.
     Wait(SandboxId),
 }
@@ -120,6 +122,7 @@ impl Verb {
             Self::Attach(_) => "attach",
             Self::AirlockSocket { .. } => "airlock_socket",
             Self::Pace { .. } => "pace",
+            Self::Favour(_) => "favour",
             Self::Wait(_) => "wait",
         }
     }

@@ -127,6 +127,7 @@ fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
             engine.airlock_socket(&id, socket).map(|socket| (Answer::Done, vec![socket]))
         }
         Verb::Pace { id, pace } => engine.pace(&id, pace).map(done),
+        Verb::Favour(id) => engine.favour(&id).map(done),
         Verb::Wait(id) => engine.wait(&id).map(|exit| (Answer::Exit(exit), Vec::new())),
     };
     tracing::debug!(verb = name, micros = began.elapsed().as_micros(), "performed");

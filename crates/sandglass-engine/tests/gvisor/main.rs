@@ -11,3 +11,4 @@ mod network;
 mod pace;
 mod snapshots;
 mod timing;
+mod turns;

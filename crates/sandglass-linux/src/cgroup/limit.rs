@@ -46,7 +46,7 @@ impl Leaf {
     }
 }
 
-fn write(folder: &Path, file: &str, value: &dyn ToString) -> Result<(), CgroupError> {
+pub(super) fn write(folder: &Path, file: &str, value: &dyn ToString) -> Result<(), CgroupError> {
     Ok(fs_err::OpenOptions::new()
         .write(true)
         .truncate(true)
@@ -54,7 +54,7 @@ fn write(folder: &Path, file: &str, value: &dyn ToString) -> Result<(), CgroupEr
         .and_then(|mut opened| io::Write::write_all(&mut opened, value.to_string().as_bytes()))?)
 }
 
-fn write_if_there(folder: &Path, file: &str, value: &dyn ToString) -> Result<(), CgroupError> {
+pub(super) fn write_if_there(folder: &Path, file: &str, value: &dyn ToString) -> Result<(), CgroupError> {
     match write(folder, file, value) {
         Err(CgroupError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,

@@ -1,5 +1,6 @@
 //! Root, the kernel and the clock.
 
+use std::ops::RangeInclusive;
 use std::time::SystemTime;
 
 use sandglass_linux::{clock, privilege};
@@ -8,7 +9,14 @@ use super::check::Check;
 use crate::startup::Reason;
 
 /// The oldest kernel whose interfaces are relied on: Debian 12's series is 6.1, and Landlock came with 5.13.
-const OLDEST: (u32, u32) = (5, 13);
+const OLDEST: Release = (5, 13, 0);
+
+/// The first and the last in which a group whose processes wake each other without pause can hold the processors for seconds
+/// (commit 6d71a9c61604, taken back by 101f3498b4bd; seen on the last). Earlier series may have got the one without the other.
+const STALLING: RangeInclusive<Release> = (6, 13, 0)..=(6, 18, 44);
+
+/// As in `6.18.44`.
+type Release = (u32, u32, u32);
 
 /// What was found.
 #[derive(Debug)]
@@ -51,7 +59,15 @@ pub(super) fn judge(facts: &Facts) -> Vec<Check> {
 
 fn kernel(release: &str) -> Check {
     let mut parts = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
-    let version: (u32, u32) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    let mut part = || parts.next().unwrap_or(0);
+    let version: Release = (part(), part(), part());
+    if STALLING.contains(&version) {
+        return Check::note(
+            "kernel",
+            format!("{release} can stand still for a moment while a sandbox has many busy threads"),
+        )
+        .with_remedy("use 6.18.45 or newer, or a series up to 6.11");
+    }
     if version >= OLDEST {
         return Check::good("kernel", release);
     }
@@ -124,6 +140,8 @@ mod tests {
             ("root", Bad, Facts { root: false, ..good() }),
             ("kernel", Bad, Facts { release: "5.10.0-28-amd64".into(), ..good() }),
             ("kernel", Bad, Facts { release: "4.19".into(), ..good() }),
+            ("kernel", Note, Facts { release: "6.13-rc7".into(), ..good() }),
+            ("kernel", Note, Facts { release: "6.18.44-generic".into(), ..good() }),
             ("kernel", Bad, Facts { release: String::new(), ..good() }),
             ("Landlock", Bad, Facts { landlock: None, ..good() }),
             ("Landlock", Note, Facts { landlock: Some(2), ..good() }),
@@ -142,7 +160,7 @@ mod tests {
 
     #[test]
     fn newer_kernels_are_good() {
-        for release in ["5.13.0", "6.18", "10.0-rc1"] {
+        for release in ["5.13.0", "6.12.90", "6.18.45", "10.0-rc1"] {
             assert_eq!(kernel(release).verdict(), Good, "{release}");
         }
     }
