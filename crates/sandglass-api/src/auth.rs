@@ -48,16 +48,17 @@ impl FromRequestParts<ApiState> for Caller {
     }
 }
 
-/// The key of an operator came with the request.
+/// The key of an operator, of this team, came with the request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Operator;
+pub(crate) struct Operator(pub(crate) TeamId);
 
 impl FromRequestParts<ApiState> for Operator {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &ApiState) -> Result<Self, ApiError> {
-        if identify(parts, state).await?.operator {
-            return Ok(Self);
+        let identity = identify(parts, state).await?;
+        if identity.operator {
+            return Ok(Self(identity.team));
         }
         Err(ApiError::forbidden(
             "this is for operators: make a key for one with `sandglass key create --operator`",

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{
-    CameBy, Control, CreateSandbox, DialError, ListSnapshots, Live, Sleeper, TrafficToken,
+    CameBy, Control, CreateSandbox, DialError, KnownTemplate, ListSnapshots, Live, Sleeper,
+    TemplateDefinition, TrafficToken,
 };
 use sandglass_egress::policy::{Effective, Policy, RequestHost, Warning};
 use sandglass_engine::EngineInfo;
@@ -60,6 +61,20 @@ pub(crate) trait Backend: Send + Sync + 'static {
         count: usize,
         lives: Duration,
     ) -> Result<Vec<Result<SandboxRow, Error>>, Error>;
+    async fn begin_template(
+        &self,
+        team: TeamId,
+        definition: &TemplateDefinition,
+    ) -> Result<SandboxRow, Error>;
+    async fn finish_template(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        definition: &TemplateDefinition,
+    ) -> Result<KnownTemplate, Error>;
+    async fn templates(&self) -> Result<Vec<KnownTemplate>, Error>;
+    async fn template(&self, name: &str) -> Result<KnownTemplate, Error>;
+    async fn delete_template(&self, name: &str) -> Result<(), Error>;
     async fn list(&self, filter: ListFilter) -> Result<ListPage, Error>;
     async fn assign(
         &self,
@@ -194,6 +209,35 @@ impl Backend for Control {
         lives: Duration,
     ) -> Result<Vec<Result<SandboxRow, Error>>, Error> {
         Self::fork(self, team, id, count, lives).await
+    }
+
+    async fn begin_template(
+        &self,
+        team: TeamId,
+        definition: &TemplateDefinition,
+    ) -> Result<SandboxRow, Error> {
+        Self::begin_template(self, team, definition).await
+    }
+
+    async fn finish_template(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        definition: &TemplateDefinition,
+    ) -> Result<KnownTemplate, Error> {
+        Self::finish_template(self, team, id, definition).await
+    }
+
+    async fn templates(&self) -> Result<Vec<KnownTemplate>, Error> {
+        Self::templates(self).await
+    }
+
+    async fn template(&self, name: &str) -> Result<KnownTemplate, Error> {
+        Self::template(self, name).await
+    }
+
+    async fn delete_template(&self, name: &str) -> Result<(), Error> {
+        Self::delete_template(self, name).await
     }
 
     async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sandglass_control::{CameBy, CreateSandbox, DialError, ListSnapshots, Sleeper, TrafficToken};
+use sandglass_control::{
+    CameBy, CreateSandbox, DialError, KnownTemplate, ListSnapshots, Sleeper, TemplateDefinition, TrafficToken,
+};
 use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroundings, Warning};
 use sandglass_egress::proxy::Direct;
 use sandglass_engine::engine::{Feature, Isolation};
@@ -356,6 +358,38 @@ impl Backend for Fake {
             self.rows.lock().unwrap().push(child);
         }
         Ok(made)
+    }
+
+    async fn begin_template(
+        &self,
+        team: TeamId,
+        definition: &TemplateDefinition,
+    ) -> Result<SandboxRow, Error> {
+        let row = SandboxRow { id: SandboxId::random(), team, template: definition.base().into(), ..row() };
+        self.rows.lock().unwrap().push(row.clone());
+        Ok(row)
+    }
+
+    async fn finish_template(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        definition: &TemplateDefinition,
+    ) -> Result<KnownTemplate, Error> {
+        self.sandbox(team, id).await?;
+        self.template(&definition.name).await
+    }
+
+    async fn templates(&self) -> Result<Vec<KnownTemplate>, Error> {
+        Ok(Vec::new())
+    }
+
+    async fn template(&self, _: &str) -> Result<KnownTemplate, Error> {
+        Err(not_found())
+    }
+
+    async fn delete_template(&self, _: &str) -> Result<(), Error> {
+        Err(not_found())
     }
 
     async fn assign(

@@ -29,6 +29,7 @@ mod assignments;
 mod egress;
 mod ports;
 mod snapshots;
+mod templates;
 
 pub(crate) fn router() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
@@ -39,6 +40,7 @@ pub(crate) fn router() -> OpenApiRouter<ApiState> {
         .merge(egress::router())
         .merge(ports::router())
         .merge(snapshots::router())
+        .merge(templates::router())
 }
 
 /// What isolates the sandboxes of this server.

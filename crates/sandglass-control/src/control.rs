@@ -3,7 +3,10 @@
 mod snapshots;
 mod templates;
 
+use self::snapshots::Model;
+
 pub use self::snapshots::{ListSnapshots, MAX_CHILDREN};
+pub use self::templates::KnownTemplate;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -260,9 +263,20 @@ impl Control {
         request: CreateSandbox,
         assign_to: Option<UserName>,
     ) -> Result<Option<SandboxRow>, Error> {
-        let shared = &self.0;
-        request.check(shared.config.max_lifetime)?;
+        request.check(self.0.config.max_lifetime)?;
         let model = self.model(team, &request.template).await?;
+        self.make_of(team, request, model, assign_to).await
+    }
+
+    /// The same of what is given, by a request that was checked.
+    async fn make_of(
+        &self,
+        team: TeamId,
+        request: CreateSandbox,
+        model: Model,
+        assign_to: Option<UserName>,
+    ) -> Result<Option<SandboxRow>, Error> {
+        let shared = &self.0;
         // Before anything is made, so that the client hears of it.
         shared.config.egress.effective(&request.policy)?;
         if request.lifetime.on_timeout.pause().is_some() {
@@ -579,6 +593,7 @@ impl Control {
             if let Err(error) = self.reconcile().await {
                 tracing::error!(error = %Chain(&error), "store and machine could not be compared");
             }
+            self.renew_templates();
             let before = self.0.clock.now().minus(IDEMPOTENCY_RETENTION);
             if let Err(error) = self.0.store.purge_idempotency(before).await {
                 tracing::error!(error = %Chain(&error), "old idempotency keys could not be forgotten");

@@ -68,21 +68,30 @@ impl CreateSandbox {
             check_timeout(idle, max_timeout)?;
         }
         check_pairs("metadata", &self.metadata)?;
-        check_pairs("envVars", &self.env)?;
+        check_env("envVars", &self.env)?;
         if !self.ingress.public && !self.secured {
             let message = "network.allowPublicTraffic: false needs secure: true";
             return Err(Error::new(ErrorKind::Invalid, message));
         }
-        let unusable = |name: &String| name.is_empty() || name.contains(['=', '\0']);
-        if let Some(name) = self.env.keys().find(|name| unusable(name)) {
-            let message = format!("envVars has a name that no process can have: {name:?}");
-            return Err(Error::new(ErrorKind::Invalid, message));
-        }
-        if let Some((name, _)) = self.env.iter().find(|(_, value)| value.contains('\0')) {
-            return Err(Error::new(ErrorKind::Invalid, format!("envVars.{name} contains a NUL character")));
-        }
         Ok(())
     }
+}
+
+/// Checks that processes can have this environment.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`], naming the variable.
+pub(crate) fn check_env(field: &str, env: &BTreeMap<String, String>) -> Result<(), Error> {
+    check_pairs(field, env)?;
+    let unusable = |name: &String| name.is_empty() || name.contains(['=', '\0']);
+    if let Some(name) = env.keys().find(|name| unusable(name)) {
+        let message = format!("{field} has a name that no process can have: {name:?}");
+        return Err(Error::new(ErrorKind::Invalid, message));
+    }
+    if let Some((name, _)) = env.iter().find(|(_, value)| value.contains('\0')) {
+        return Err(Error::new(ErrorKind::Invalid, format!("{field}.{name} contains a NUL character")));
+    }
+    Ok(())
 }
 
 fn check_pairs(field: &str, pairs: &BTreeMap<String, String>) -> Result<(), Error> {

@@ -18,6 +18,7 @@ use crate::images::Images;
 use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::owner::{Asked, Begin, Handle, Owner};
+use crate::stale::Stale;
 use crate::template::Template;
 
 /// The sandboxes that can be reached now.
@@ -48,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) live: LiveMap,
     /// Who uses an image that sandboxes are made from.
     pub(crate) images: Images,
+    /// Templates whose images are to be made anew.
+    pub(crate) stale: Stale,
     pub(crate) metrics: Metrics,
     pub(crate) tasks: TaskTracker,
     /// What is left of the connections into sandboxes that there may be.
@@ -75,7 +78,7 @@ impl Shared {
         let (live, owners) = (LiveMap::default(), Mutex::default());
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let connections = Arc::new(Semaphore::new(config.budgets.connections));
-        let (metrics, images) = (Metrics::new(), Images::default());
+        let (metrics, images, stale) = (Metrics::new(), Images::default(), Stale::default());
         Self {
             store,
             host,
@@ -85,6 +88,7 @@ impl Shared {
             node,
             live,
             images,
+            stale,
             metrics,
             tasks,
             connections,

@@ -156,7 +156,7 @@ pub fn unbuilt(name: &str) -> Result<Template, TemplateError> {
         rootfs: Digest::from_bytes(Sha256::digest(b"").into()),
         built_at: SystemClock.now(),
         release,
-        default_user: recipe.meta.default_user,
+        default_user: recipe.meta.user,
         default_workdir: String::new(),
         env: recipe.meta.env,
     })
@@ -264,8 +264,8 @@ fn build_template(
         rootfs,
         built_at: SystemClock.now(),
         release: release.to_owned(),
-        default_user: recipe.meta.default_user.clone(),
-        default_workdir: recipe.meta.default_workdir.clone(),
+        default_user: recipe.meta.user.clone(),
+        default_workdir: recipe.meta.workdir.clone(),
         env: recipe.meta.env.clone(),
     };
     record(cache_dir, &template)?;

@@ -40,6 +40,9 @@ pub(crate) enum Command {
     /// List and delete snapshots
     #[command(subcommand)]
     Snapshot(Snapshot),
+    /// Build, list and delete templates, which all teams make sandboxes from; with the key of an operator
+    #[command(subcommand)]
+    Template(Template),
     /// Say what a sandbox may reach, and what it reached
     #[command(subcommand)]
     Egress(Egress),
@@ -294,6 +297,37 @@ pub(crate) enum Snapshot {
         /// Their ids or names
         #[arg(required = true)]
         snapshots: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Template {
+    /// Build a template in a sandbox of its own: run its script, start what it starts, and keep that running state
+    Build {
+        #[command(flatten)]
+        remote: Remote,
+        /// A folder with a template.toml
+        dir: PathBuf,
+    },
+    /// List templates
+    List {
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Show one template, as JSON
+    Show {
+        #[command(flatten)]
+        remote: Remote,
+        /// Its name
+        name: String,
+    },
+    /// Delete templates; sandboxes that were made from them have all that they need
+    Delete {
+        #[command(flatten)]
+        remote: Remote,
+        /// Their names
+        #[arg(required = true)]
+        names: Vec<String>,
     },
 }
 

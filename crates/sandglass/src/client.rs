@@ -3,6 +3,7 @@
 pub(crate) mod exec;
 mod rest;
 pub(crate) mod select;
+pub(crate) mod template;
 
 use std::io::Write as _;
 use std::process::ExitCode;

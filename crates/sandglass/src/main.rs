@@ -49,6 +49,7 @@ fn main() -> ExitCode {
         Command::Run(args) => client::run(args),
         Command::Sandbox(verb) => client::sandbox(verb),
         Command::Snapshot(verb) => client::snapshots(verb),
+        Command::Template(verb) => client::template::templates(verb),
         Command::Egress(verb) => client::egress(verb),
         Command::Ledger(args) => local::ledger(&args),
         Command::Doctor(args) => doctor::run(&args),

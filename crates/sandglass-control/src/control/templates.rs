@@ -7,11 +7,14 @@ use sandglass_types::reference::DEFAULT_TAG;
 use sandglass_types::{Error, ErrorKind, Generation, Reference, SandboxId, TeamId};
 
 use super::snapshots::{Model, next};
-use super::{Control, not_found, stored};
-use crate::command;
+use super::{Control, stored};
 use crate::images::Lease;
 use crate::owner::Origin;
 use crate::template::Template;
+
+mod build;
+
+pub use build::KnownTemplate;
 
 /// The image of a template's running state. It stays as it is for as long as this lives.
 #[derive(Debug)]
@@ -22,6 +25,23 @@ pub(crate) struct RunningImage {
     pub(crate) spec: Box<TemplateSpec>,
     /// The share in it.
     pub(crate) lease: Lease,
+}
+
+impl RunningImage {
+    /// What it gives.
+    pub(super) fn into_model(self) -> Model {
+        let Self { row, spec, lease } = self;
+        Model {
+            template: row.template,
+            rootfs: row.rootfs,
+            limits: row.limits,
+            generation: next(row.generation),
+            made_from: MadeFrom::Template,
+            defaults: row.defaults,
+            start_path: StartPath::Restore,
+            origin: Origin::Template(lease, spec),
+        }
+    }
 }
 
 /// Whether the image of a template that the server prepares itself is of what it prepared last.
@@ -54,6 +74,7 @@ impl Control {
             let Some(row) = find().await?.filter(|row| row.id == found.id) else { continue };
             let own = shared.config.templates.get(name);
             if own.is_some_and(|own| !is_of(&row, own, shared.config.limits)) {
+                shared.stale.note(name);
                 return Ok(None);
             }
             let Purpose::Template(spec) = row.purpose.clone() else { return Ok(None) };
@@ -65,17 +86,8 @@ impl Control {
     /// What a template gives, if a reference means one.
     pub(super) async fn model_of_template(&self, wanted: &Reference) -> Result<Option<Model>, Error> {
         let Some(name) = template_name(wanted) else { return Ok(None) };
-        if let Some(RunningImage { row, spec, lease }) = self.running_image(name).await? {
-            return Ok(Some(Model {
-                template: row.template,
-                rootfs: row.rootfs,
-                limits: row.limits,
-                generation: next(row.generation),
-                made_from: MadeFrom::Template,
-                defaults: row.defaults,
-                start_path: StartPath::Restore,
-                origin: Origin::Template(lease, spec),
-            }));
+        if let Some(image) = self.running_image(name).await? {
+            return Ok(Some(image.into_model()));
         }
         Ok(self.shared().config.templates.get(name).map(|own| self.cold(own)))
     }
@@ -106,27 +118,6 @@ impl Control {
             Some(name) => self.has_template(name).await,
             None => Ok(false),
         }
-    }
-
-    /// Makes a running sandbox what the template of this name gives from now on: starts what it starts, waits until that is
-    /// ready, runs two login shells, and then does as [`Control::keep_as_template`].
-    ///
-    /// # Errors
-    /// As [`Control::keep_as_template`], and [`ErrorKind::Conflict`] with the last lines of a command that failed.
-    pub async fn make_template(
-        &self,
-        team: TeamId,
-        id: &SandboxId,
-        name: &str,
-        spec: TemplateSpec,
-        defaults: CommandDefaults,
-    ) -> Result<SnapshotRow, Error> {
-        let row = self.capturable(team, id, ErrorKind::Conflict).await?;
-        let live = self.live(id).ok_or_else(|| not_found(id))?;
-        command::begin(&live, &row, &spec).await?;
-        command::warm_up(&live, &row).await?;
-        drop(live);
-        self.keep_as_template(team, id, name, spec, defaults).await
     }
 
     /// Writes a running sandbox, which runs on, to the image of the template of this name: what is made from that goes on

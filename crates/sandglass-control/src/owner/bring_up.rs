@@ -149,6 +149,7 @@ pub(super) async fn bring_up(means: Means, origin: Origin) -> Result<CameUp, Err
     let why =
         format!("the image of its template could not be restored: {}; it was started cold", Chain(&error));
     tracing::warn!(sandbox = %row.id, template = row.template, error = %Chain(&error), "it is started cold");
+    shared.stale.note(&row.template);
     first.gone.cancel();
     sandglass_failpoint::hit_async("control.template.cold").await.map_err(crate::injected)?;
     shared.host.destroy(&row.id).await?;

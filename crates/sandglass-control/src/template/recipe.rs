@@ -24,8 +24,10 @@ pub(super) struct Recipe {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Meta {
-    pub(super) default_user: String,
-    pub(super) default_workdir: String,
+    /// Who runs a command when the client names nobody.
+    pub(super) user: String,
+    /// Where.
+    pub(super) workdir: String,
     pub(super) env: BTreeMap<String, String>,
 }
 

@@ -11,8 +11,8 @@ fn tiny(script: &'static str) -> Recipe {
         name: "tiny",
         files: vec![("build.sh", script)],
         meta: Meta {
-            default_user: "root".into(),
-            default_workdir: "/".into(),
+            user: "root".into(),
+            workdir: "/".into(),
             env: BTreeMap::from([("A".into(), "b".into())]),
         },
     }
@@ -36,8 +36,8 @@ fn scratch_names(cache: &Path) -> Vec<String> {
 #[test]
 fn the_base_recipe_is_embedded_and_its_key_depends_on_the_release() {
     let base = recipe::find("base").unwrap();
-    assert_eq!(base.meta.default_user, "user");
-    assert_eq!(base.meta.default_workdir, "/home/user");
+    assert_eq!(base.meta.user, "user");
+    assert_eq!(base.meta.workdir, "/home/user");
     assert_ne!(base.key("bookworm"), base.key("trixie"));
     let mut changed = base.clone();
     changed.files[0].1 = "other";

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::rest::{Api, Reach};
 
 /// The port that stands for the guest API.
-const GUEST_API_PORT: &str = "49983";
+pub(super) const GUEST_API_PORT: &str = "49983";
 
 /// The command to run.
 pub(crate) struct Command {
@@ -99,6 +99,21 @@ pub(crate) async fn run(
     };
     follow(api, sandbox, command, look).await?;
     if ended { Ok(outcome) } else { Err(anyhow::anyhow!("the sandbox ended before its command did")) }
+}
+
+/// Runs it to its end, and passes its output on to standard error: what this program says itself is on the other.
+pub(crate) async fn run_loud(api: &Api, sandbox: &Reach, command: Command) -> anyhow::Result<Outcome> {
+    let mut ended = None;
+    let look = |happening| {
+        match happening {
+            Happening::Started(_) => {}
+            Happening::Stdout(bytes) | Happening::Stderr(bytes) => pass_on(std::io::stderr(), &bytes)?,
+            Happening::Ended(end) => ended = Some(Outcome { end, ..Outcome::default() }),
+        }
+        Ok(())
+    };
+    follow(api, sandbox, command, look).await?;
+    ended.context("the sandbox ended before its command did")
 }
 
 /// Starts it, and calls `look` for all that happens, until the stream ends or `look` fails.

@@ -96,9 +96,8 @@ impl Api {
     /// Whether a sandbox may connect to `target`, a host with or without a port.
     pub(crate) async fn explain(&self, id: &str, target: &str) -> anyhow::Result<Value> {
         let (host, port) = split(target);
-        let escaped: String = host.bytes().map(|byte| format!("%{byte:02x}")).collect();
         let port = port.map(|port| format!("&port={port}")).unwrap_or_default();
-        let path = format!("/v1/sandboxes/{id}/egress/explain?host={escaped}{port}");
+        let path = format!("/v1/sandboxes/{id}/egress/explain?host={}{port}", escaped(host));
         Ok(self.call(Method::GET, &path, None).await?.body)
     }
 
@@ -141,8 +140,43 @@ impl Api {
 
     /// Deletes a snapshot, by its id or name.
     pub(crate) async fn delete_snapshot(&self, snapshot: &str) -> anyhow::Result<()> {
-        let escaped: String = snapshot.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        self.call(Method::DELETE, &format!("/templates/{escaped}"), None).await.map(|_| ())
+        self.call(Method::DELETE, &format!("/templates/{}", escaped(snapshot)), None).await.map(|_| ())
+    }
+
+    /// Makes the sandbox in which a template is built.
+    pub(crate) async fn begin_template(&self, definition: &Value) -> anyhow::Result<Reach> {
+        let answer = self.call(Method::POST, "/v1/templates/builds", Some(definition)).await?;
+        Reach::read(&answer.body, answer.unsealed)
+    }
+
+    /// Makes the template of the sandbox in which it was set up.
+    pub(crate) async fn finish_template(&self, sandbox: &Reach, definition: &Value) -> anyhow::Result<Value> {
+        let body = json!({ "sandbox": sandbox.id, "template": definition });
+        Ok(self.call(Method::POST, "/v1/templates", Some(&body)).await?.body)
+    }
+
+    pub(crate) async fn templates(&self) -> anyhow::Result<Value> {
+        Ok(self.call(Method::GET, "/v1/templates", None).await?.body)
+    }
+
+    pub(crate) async fn template(&self, name: &str) -> anyhow::Result<Value> {
+        Ok(self.call(Method::GET, &format!("/v1/templates/{}", escaped(name)), None).await?.body)
+    }
+
+    pub(crate) async fn delete_template(&self, name: &str) -> anyhow::Result<()> {
+        self.call(Method::DELETE, &format!("/v1/templates/{}", escaped(name)), None).await.map(|_| ())
+    }
+
+    /// Writes a file in a sandbox, as root.
+    pub(crate) async fn upload(&self, sandbox: &Reach, path: &str, content: Vec<u8>) -> anyhow::Result<()> {
+        let mut request = Request::post(format!("{}/files?path={}&username=root", self.base, escaped(path)))
+            .header("e2b-sandbox-id", &sandbox.id)
+            .header("e2b-sandbox-port", super::exec::GUEST_API_PORT)
+            .header("content-type", "application/octet-stream");
+        if let Some(token) = &sandbox.token {
+            request = request.header("x-access-token", token);
+        }
+        self.send(request.body(Full::from(content)).context("the request is malformed")?).await.map(|_| ())
     }
 
     /// All sandboxes that match a query: nothing, or what begins with `&`.
@@ -173,6 +207,10 @@ impl Api {
             .header("content-type", "application/json")
             .body(Full::from(body))
             .context("the request is malformed: is the id right?")?;
+        self.send(request).await
+    }
+
+    async fn send(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Answer> {
         let response = self.http.request(request).await.with_context(|| {
             format!("no server answers at {}; start one with `sandglass serve`", self.base)
         })?;
@@ -189,6 +227,11 @@ impl Api {
         }
         Ok(Answer { next, unsealed, body })
     }
+}
+
+/// A text as a part of a URL.
+fn escaped(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02x}")).collect()
 }
 
 /// Host and port of `HOST[:PORT]`; an address of IPv6 is in brackets if a port follows.
