@@ -33,8 +33,8 @@ bench: setup build ## Measure what is promised, each against a reference of the 
 	@for bench in cold-create exec transfer "idle --count 20" "idle --count 60" egress soak; do \
 	  echo; target/release/sandglass bench $$bench || exit 1; done
 
-soak: setup build ## Create, use and end 2,000 sandboxes, and see what is left of them
-	@target/release/sandglass bench soak --cycles 2000
+soak: setup build ## Create, use and end 2,000 sandboxes, pause 200, and see what is left of them
+	@target/release/sandglass bench soak --cycles 2000 --pauses 200
 
 format-check:
 	cargo fmt --all --check

@@ -73,8 +73,9 @@ def test_egress():
 
 @pytest.mark.timeout(300)
 def test_soak():
-    found = samples(bench("soak", "--cycles", "20", "--parallel", "4"))
+    found = samples(bench("soak", "--cycles", "20", "--pauses", "5", "--parallel", "4"))
     assert len(found["create, run, kill"]) == 20
+    assert len(found["create, run, pause, resume, run, kill"]) == 5
 
 
 def test_an_interrupted_bench_leaves_nothing():

@@ -28,7 +28,7 @@ const MAX_ANSWER: usize = 1 << 20;
 const GUEST_API_PORT: &str = "49983";
 
 /// How long a sandbox lives if the bench dies, in seconds.
-const SANDBOX_TIMEOUT: u64 = 600;
+pub(super) const SANDBOX_TIMEOUT: u64 = 600;
 
 /// One connection to a server.
 pub(crate) struct Connection {

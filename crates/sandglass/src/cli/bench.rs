@@ -67,13 +67,16 @@ pub(crate) enum Which {
         #[arg(short, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
         n: u32,
     },
-    /// Sandboxes created, used and ended, many at a time, and what is left of them
+    /// Sandboxes created, used, paused, resumed and ended, many at a time, and what is left of them
     Soak {
         #[command(flatten)]
         common: Common,
-        /// How many sandboxes in all
+        /// How many sandboxes that are created, used and ended
         #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
         cycles: u32,
+        /// How many more that are paused and resumed as well
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+        pauses: u32,
         /// How many at a time
         #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
         parallel: u32,
