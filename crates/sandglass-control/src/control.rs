@@ -32,6 +32,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::admission::{self, Budgets};
 use crate::egress::Egress;
+use crate::kept::Kept;
 use crate::live::Live;
 use crate::metrics::{Now, Probes, STORE_FAILURES};
 use crate::owner::{ASKED, Begin, Handle};
@@ -86,6 +87,8 @@ pub struct Config {
     pub budgets: Budgets,
     /// How long rows of the audit are kept.
     pub keep_audit: Duration,
+    /// Which snapshots are kept that have no name.
+    pub keep_snapshots: Kept,
     /// Where the memory of the machine and of this server is read, for who watches it.
     pub probes: Option<Arc<Probes>>,
 }
@@ -604,6 +607,7 @@ impl Control {
             }
             if swept.is_none_or(|at| at.elapsed() >= SWEEP_EVERY) {
                 self.0.config.egress.sweep(&self.0).await;
+                self.sweep_snapshots().await;
                 swept = Some(Instant::now());
             }
         }

@@ -14,6 +14,7 @@ mod definition;
 mod egress;
 mod governor;
 mod images;
+mod kept;
 pub mod lifecycle;
 pub mod live;
 pub mod metrics;
@@ -31,6 +32,7 @@ pub use control::{CameBy, Config, Control, KnownTemplate, ListSnapshots, MAX_CHI
 pub(crate) use control::{in_between, injected, not_found, stored};
 pub use definition::TemplateDefinition;
 pub use egress::Egress;
+pub use kept::Kept;
 pub use live::{DialError, GuestStream, Live};
 pub use request::CreateSandbox;
 pub use traffic::TrafficToken;

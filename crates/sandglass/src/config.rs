@@ -4,12 +4,14 @@ pub(crate) mod budgets;
 
 use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use fs_err as fs;
+use sandglass_control::Kept;
 use sandglass_egress::policy::{Features, Openings, Operator, Rules};
 use sandglass_egress::proxy::Caps;
 use sandglass_egress::retention::Retention;
@@ -70,6 +72,29 @@ struct File {
     host: budgets::Host,
     #[serde(default)]
     audit: AuditFile,
+    #[serde(default)]
+    snapshots: SnapshotsFile,
+}
+
+/// The table `[snapshots]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SnapshotsFile {
+    keep_last: Option<u32>,
+    keep_days: Option<u64>,
+}
+
+impl SnapshotsFile {
+    fn resolve(&self) -> anyhow::Result<Kept> {
+        let days = self.keep_days.unwrap_or(30);
+        if !KEEP_DAYS.contains(&days) {
+            let (least, most) = (KEEP_DAYS.start(), KEEP_DAYS.end());
+            bail!("snapshots.keep_days must be between {least} and {most}, not {days}");
+        }
+        let last = NonZeroU32::new(self.keep_last.unwrap_or(50))
+            .context("snapshots.keep_last must be 1 or more, not 0")?;
+        Ok(Kept { last, time: Duration::from_secs(days * 24 * 3600) })
+    }
 }
 
 /// The table `[audit]`.
@@ -185,6 +210,8 @@ pub(crate) struct Config {
     pub(crate) log_format: LogFormat,
     /// How long rows of the audit are kept.
     pub(crate) keep_audit: Duration,
+    /// Which snapshots are kept that have no name.
+    pub(crate) keep_snapshots: Kept,
 }
 
 /// How the log of a server is to be written, before anything else is known of its configuration. What is wrong with that
@@ -266,6 +293,7 @@ impl Config {
             host: file.host,
             log_format: args.log_format.or(file.log_format).unwrap_or_default(),
             keep_audit: Duration::from_secs(keep_audit * 24 * 3600),
+            keep_snapshots: file.snapshots.resolve()?,
         })
     }
 }
@@ -504,6 +532,8 @@ mod tests {
         assert!(error("engine = \"docker\"").contains("docker"));
         assert!(error("log_format = \"xml\"").contains("xml"));
         assert!(error("[audit]\nkeep_days = 0").contains("audit.keep_days"));
+        assert!(error("[snapshots]\nkeep_days = 0").contains("snapshots.keep_days"));
+        assert!(error("[snapshots]\nkeep_last = 0").contains("snapshots.keep_last"));
         assert!(error("max_lifetime_hours = 0").contains("between 1 and"));
         assert!(error("agent_silence_seconds = 1").contains("between 2 and"));
         assert!(error("domain = \"a b/c\"").contains("a b/c"));

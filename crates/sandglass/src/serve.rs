@@ -145,6 +145,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             limits: config.limits,
             budgets,
             keep_audit: config.keep_audit,
+            keep_snapshots: config.keep_snapshots,
             probes,
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

@@ -121,7 +121,8 @@ impl Control {
         })
     }
 
-    /// Writes a running sandbox to a snapshot; it runs on. The snapshot that had the name before has none any more.
+    /// Writes a running sandbox to a snapshot; it runs on. The snapshot that had the name before has none any more, and is
+    /// deleted with the next ones that are made, as those without a name are of which there are too many.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], also for a paused sandbox; [`ErrorKind::Conflict`] if it is on its way to another state, or
@@ -142,6 +143,10 @@ impl Control {
         self.write_image(&source, &new).await?;
         tracing::info!(sandbox = %source.id, snapshot = %new.id, "a snapshot of it is ready");
         let row = self.0.store.snapshot(team, &by_id(&new.id)).await.map_err(stored)?;
+        // It may take the place of an older one.
+        let control = self.clone();
+        let sweeping = async move { control.sweep_snapshots().await };
+        self.0.tasks.spawn(self.0.stop.clone().run_until_cancelled_owned(sweeping));
         row.ok_or_else(|| Error::new(ErrorKind::NotFound, "the snapshot was deleted at once"))
     }
 
@@ -190,15 +195,35 @@ impl Control {
         let unknown = || Error::new(ErrorKind::NotFound, format!("snapshot '{reference}' not found"));
         let row = self.find(team, reference).await?.ok_or_else(unknown)?;
         sandglass_failpoint::hit_async("control.snapshot.delete").await.map_err(injected)?;
-        if !self.0.store.begin_snapshot_deletion(&row.id).await.map_err(stored)? {
-            return Err(unknown());
+        if self.delete(row.id).await? { Ok(()) } else { Err(unknown()) }
+    }
+
+    /// Deletes a snapshot; `false` if somebody else does. What is being made from it is made first.
+    async fn delete(&self, id: SnapshotId) -> Result<bool, Error> {
+        if !self.0.store.begin_snapshot_deletion(&id).await.map_err(stored)? {
+            return Ok(false);
         }
         // Nobody finds it from here on, however long the rest takes.
         let control = self.clone();
-        let removing = async move { control.discard(control.0.images.whole(&row.id).await).await };
+        let removing = async move { control.discard(control.0.images.whole(&id).await).await };
         let removing = self.0.tasks.spawn(self.0.stop.clone().run_until_cancelled_owned(removing));
         let _goes_on = timeout(REMOVAL_PATIENCE, removing).await;
-        Ok(())
+        Ok(true)
+    }
+
+    /// Deletes the snapshots that are not kept any longer. What fails is done the next time.
+    pub(super) async fn sweep_snapshots(&self) {
+        let swept = async {
+            let rows = self.0.store.snapshots_on_node(self.0.node).await.map_err(stored)?;
+            for id in self.0.config.keep_snapshots.surplus(&rows, self.0.clock.now()) {
+                tracing::info!(snapshot = %id, "deleting a snapshot that has no name, and newer ones or its time behind it");
+                self.delete(id).await?;
+            }
+            Ok::<_, Error>(())
+        };
+        if let Err(error) = swept.await {
+            tracing::error!(error = %Chain(&error), "old snapshots could not be deleted");
+        }
     }
 
     /// Makes `count` copies of a running sandbox, which runs on: all are admitted together or none, and then each is made or

@@ -10,7 +10,7 @@ use sandglass_types::{
     Clock as _, EndReason, Error, ErrorKind, PauseMode, Reference, ResumeMode, SandboxId, SandboxState,
 };
 
-use crate::fixture::{HOUR, Server, World, eventually, request, written};
+use crate::fixture::{HOUR, KEPT, Server, World, eventually, request, written};
 use crate::scripted::Manner;
 use crate::trouble::broken;
 
@@ -57,6 +57,50 @@ async fn runs_on(world: &World, server: &Server, id: &SandboxId) {
     // Its agent speaks again: a pause has to ask it.
     server.control.pause(server.team, id, PauseMode::Full).await.unwrap();
     server.control.resume(server.team, id, HOUR, ResumeMode::Restore).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_snapshots_without_a_name_the_last_ones_are_kept_and_what_is_made_of_others_goes_on() {
+    let world = World::scripted(Manner::Obedient);
+    let server = world.start().await.unwrap();
+    let [id, other] = [server.create().await, server.create().await];
+    let name: Reference = "mine".parse().unwrap();
+    let named = server.control.snapshot(server.team, &id, Some(&name)).await.unwrap();
+    // They are told apart by the moment at which they were made.
+    let moment = Duration::from_millis(1);
+    world.clock.advance(moment);
+    let mut expected = vec![named.id, snapshot(&server, &other).await.unwrap().id];
+    let mut made = Vec::new();
+    for _ in 0..KEPT.get() + 2 {
+        world.clock.advance(moment);
+        made.push(snapshot(&server, &id).await.unwrap());
+    }
+    let copy = create_of(&server, &made[2]).await.unwrap();
+    expected.extend(made[2..].iter().map(|row| row.id.clone()));
+    let node = server.store.node().await.unwrap();
+    eventually("what is surplus is gone", async || {
+        let rows = server.store.snapshots_on_node(node).await.unwrap();
+        (rows.iter().map(|row| row.id.clone()).collect::<Vec<_>>() == expected).then_some(())
+    })
+    .await;
+    assert_eq!(world.engine().images().unwrap().len(), expected.len());
+    assert!(create_of(&server, &made[1]).await.is_err());
+
+    // What loses its name is one of the others from then on, and the oldest of them.
+    world.clock.advance(moment);
+    let newer = server.control.snapshot(server.team, &id, Some(&name)).await.unwrap();
+    expected[0] = newer.id;
+    expected.rotate_left(1);
+    eventually("the one that has lost its name is gone", async || {
+        let rows = server.store.snapshots_on_node(node).await.unwrap();
+        (rows.iter().map(|row| row.id.clone()).collect::<Vec<_>>() == expected).then_some(())
+    })
+    .await;
+    for id in [id, other, copy] {
+        server.kill(&id).await;
+    }
+    world.nothing_left().await;
+    server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

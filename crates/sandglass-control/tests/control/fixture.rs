@@ -1,6 +1,7 @@
 //! A data folder, and servers on it, one after the other.
 
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use sandglass_control::{Budgets, Config, Control, CreateSandbox, Egress, Patience, template};
+use sandglass_control::{Budgets, Config, Control, CreateSandbox, Egress, Kept, Patience, template};
 use sandglass_egress::policy::{Ingress, Operator, Policy};
 use sandglass_egress::proxy::{Caps, Direct};
 use sandglass_egress::resolver::FixedNames;
@@ -151,6 +152,7 @@ impl World {
             limits: sandglass_types::Limits::default(),
             budgets: self.budgets,
             keep_audit: HOUR,
+            keep_snapshots: Kept { last: KEPT, time: DAY },
             probes: None,
         };
         let shared: Arc<dyn Store> = Arc::<SqliteStore>::clone(&store);
@@ -199,6 +201,9 @@ pub(crate) fn request(timeout: Duration) -> CreateSandbox {
         idempotency: None,
     }
 }
+
+/// How many snapshots of a sandbox are kept that have no name.
+pub(crate) const KEPT: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
