@@ -72,6 +72,20 @@ def test_egress():
 
 
 @pytest.mark.timeout(300)
+def test_restore():
+    found = samples(bench("restore", "-n", "2", "--warmup", "0"))
+    assert {name: len(values) for name, values in found.items()} == {
+        "reference: runsc restore": 2,
+        "create of a snapshot": 2,
+        "resume": 2,
+        "reference: runsc checkpoint and restore, 64 MB": 2,
+        "fork to first output of the copy, 64 MB": 2,
+        "20 of a snapshot at once": 1,
+    }
+    assert min(value for values in found.values() for value in values) > 0
+
+
+@pytest.mark.timeout(300)
 def test_soak():
     found = samples(bench("soak", "--cycles", "20", "--pauses", "5", "--parallel", "4"))
     assert len(found["create, run, kill"]) == 20
@@ -117,6 +131,6 @@ def test_without_a_server_a_bench_fails(server):
     assert result.returncode == 1 and "127.0.0.1:1" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["cold-create", "exec", "transfer", "idle", "soak"])
+@pytest.mark.parametrize("name", ["cold-create", "exec", "transfer", "idle", "soak", "restore"])
 def test_every_bench_is_listed_with_its_target(server, name):
     assert any(line.startswith(name) for line in server.cli("bench", "--list").stdout.splitlines())

@@ -7,12 +7,14 @@ Here all points of a kind hang in one server, a request at each, and then it die
 import os
 
 import pytest
+from conftest import empty
 from faults import (
     NAMES,
     PATIENCE,
     Attempt,
     all_at_once,
     answers,
+    configured,
     crash,
     create,
     delete,
@@ -30,7 +32,7 @@ from faults import (
     snapshots,
     state,
 )
-from support import STOP_WITHIN, until
+from support import ROOMY, STOP_WITHIN, until
 
 VICTIMS = ["serve", "host", "both"]
 
@@ -40,9 +42,11 @@ KILL = ("control.kill.", "control.store.end", "control.end.", "engine.remove.", 
 START = ("control.reconcile.",)
 # One to pause it, and one to let it run again.
 PAUSE = ("control.store.paus", "control.pause.freeze", "control.pause.host", "control.pause.image", "engine.image.")
-RESUME = ("control.resume.store", "control.resume.host")
+RESUME = ("control.resume.store", "control.resume.host", "engine.restore.")
+# What is done for its resume before anybody asks for one.
+AHEAD = ("control.prepare.", "engine.prepare.")
 # The same with its files alone, which has no memory to write, and starts anew.
-MEMORY_ALONE = ("engine.image.checkpoint", "control.resume.host")
+MEMORY_ALONE = ("engine.image.checkpoint", "control.resume.host", "engine.restore.")
 FILES_ALONE = ("control.resume.boot",)
 # One to make a snapshot or a fork of it, one to make a sandbox from that, and one to delete it.
 COPY = ("control.snapshot.", "control.fork.", "control.copy.")
@@ -71,7 +75,7 @@ def armed(points: list[str], action: str) -> str:
 def test_every_point_is_driven_by_something():
     assert len(NAMES) > 50
     for name in NAMES:
-        kinds = (CREATE, KILL, PAUSE, RESUME, FILES_ALONE, COPY, START, ELSEWHERE)
+        kinds = (CREATE, KILL, PAUSE, AHEAD, RESUME, FILES_ALONE, COPY, START, ELSEWHERE)
         assert sum(name in of(*kind) for kind in kinds) == 1, name
 
 
@@ -79,6 +83,15 @@ def test_every_point_is_driven_by_something():
 def stopped_server(lone_server):
     lone_server.stop()
     return lone_server
+
+
+@pytest.fixture
+def unhurried_server(servers, tmp_path):
+    """One that makes nothing ahead: what it does is done for who asked last."""
+    server = configured(servers, tmp_path, ROOMY + "ahead = 0\n")
+    server.stop()
+    yield server
+    empty(server)
 
 
 def hang_creates(server, points: list[str]) -> dict[str, Attempt]:
@@ -184,7 +197,7 @@ def remembers(server, id: str, memory: bool = True) -> bool:
 def files_alone() -> list[str]:
     """The points on the way to an image without memory and back."""
     points = of(*PAUSE, *RESUME, *FILES_ALONE, "engine.create.made", "engine.start.")
-    return [name for name in points if name not in MEMORY_ALONE]
+    return [name for name in points if not name.startswith(MEMORY_ALONE)]
 
 
 def pause_and_resume() -> list:
@@ -198,9 +211,9 @@ def pause_and_resume() -> list:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize(("points", "memory"), pause_and_resume())
-def test_killed_while_pausing_or_resuming(stopped_server, points, memory, victim):
+def test_killed_while_pausing_or_resuming(unhurried_server, points, memory, victim):
     """The server dies at each step on the way to an image and back: the sandbox is one or the other, with all it had."""
-    server, log_from = stopped_server, log_size(stopped_server)
+    server, log_from = unhurried_server, log_size(unhurried_server)
     # Points that a creation passes too are armed for a server that finds all sandboxes made.
     server.start()
     ids = [create(server, new_tag()).json()["sandboxID"] for _ in range(len(points) + 1)]
@@ -246,8 +259,8 @@ def test_killed_while_pausing_or_resuming(stopped_server, points, memory, victim
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("memory", [True, False], ids=["whole", "files"])
-def test_each_step_of_a_pause_and_of_a_resume_fails_once(stopped_server, memory):
-    server, log_from = stopped_server, log_size(stopped_server)
+def test_each_step_of_a_pause_and_of_a_resume_fails_once(unhurried_server, memory):
+    server, log_from = unhurried_server, log_size(unhurried_server)
     server.start()
     id = create(server, new_tag()).json()["sandboxID"]
     remember(server, id)
@@ -255,7 +268,7 @@ def test_each_step_of_a_pause_and_of_a_resume_fails_once(stopped_server, memory)
     up = of(*RESUME, *FILES_ALONE, "engine.create.made", "engine.create.save")
     down = of(*PAUSE)
     left_out = FILES_ALONE if memory else MEMORY_ALONE
-    down, up = ([name for name in points if name not in left_out] for points in (down, up))
+    down, up = ([name for name in points if not name.startswith(left_out)] for points in (down, up))
     server.start(armed(down + up, "error"))
     once_more = lambda before: pause(server, id, memory) if before == "running" else resume(server, id)  # noqa: E731
     for points, before in ((down, "running"), (up, "paused")):
@@ -273,6 +286,71 @@ def test_each_step_of_a_pause_and_of_a_resume_fails_once(stopped_server, memory)
     for point in down + up:
         assert f"the failpoint {point} made" in text, f"{point} was never reached"
     assert remembers(server, id, memory)
+    assert kill(server, id).status_code == 204
+    server.assert_nothing_left()
+
+
+def is_prepared(server, id: str) -> bool:
+    """Whether the next computer of a paused sandbox is there."""
+    record = server.data_dir / "host" / "sandboxes" / id / "state.json"
+    return record.exists() and '"prepared"' in record.read_text()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("points", groups(*AHEAD, "engine.restore."))
+def test_killed_while_the_next_computer_is_made_or_taken(stopped_server, points, victim):
+    """Whatever there is of it when the server dies: the sandbox is paused, with all that it had."""
+    server, log_from = stopped_server, log_size(stopped_server)
+    server.start()
+    ids = [create(server, new_tag()).json()["sandboxID"] for _ in range(len(points) + 1)]
+    all_at_once(lambda id: remember(server, id), ids)
+    server.stop()
+    server.start(armed(points, "hang"))
+    attempts = {}
+    for id in ids:
+        missing = set(points) - set(reached(server, log_from))
+        if not missing:
+            break
+        further = lambda: not missing <= set(points) - set(reached(server, log_from))  # noqa: E731
+        assert pause(server, id).status_code == 204
+        until(lambda: further() or is_prepared(server, id), within=PATIENCE, what="its next computer")
+        if not further():
+            attempt = attempts[id] = Attempt(resume, server, id)
+            until(lambda: further() or not attempt.is_alive(), within=PATIENCE, what="a hanging request")
+            assert further(), f"no request gets to {missing}: {attempt.response and attempt.response.text}"
+    assert set(reached(server, log_from)) == set(points)
+    crash(server, victim)
+    server.start()
+
+    found = {row.id: row.state for row in settled(server)}
+    for id, attempt in attempts.items():
+        attempt.join(PATIENCE)
+        assert not attempt.succeeded, "an answer came from a dead server"
+    for id in ids:
+        assert found[id] in ("running", "paused")
+        assert found[id] == "running" or resume(server, id).status_code == 201
+        assert remembers(server, id)
+        assert pause(server, id).status_code == 204
+    all_at_once(lambda id: kill(server, id), ids)
+    assert all(row.state == "ended" for row in settled(server))
+    server.assert_nothing_left()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("point", of(*AHEAD))
+def test_without_a_next_computer_it_is_resumed_all_the_same(stopped_server, point):
+    server, log_from = stopped_server, log_size(stopped_server)
+    server.start(armed([point], "error"))
+    id = create(server, new_tag()).json()["sandboxID"]
+    remember(server, id)
+    for _ in range(2):
+        assert pause(server, id).status_code == 204
+        assert resume(server, id).status_code == 201
+        assert remembers(server, id)
+    with server.log_path.open("rb") as log:
+        log.seek(log_from)
+        assert f"the failpoint {point} made" in log.read().decode()
     assert kill(server, id).status_code == 204
     server.assert_nothing_left()
 

@@ -3,6 +3,7 @@
 import threading
 import time
 import uuid
+from pathlib import Path
 
 import httpx
 import pytest
@@ -77,16 +78,37 @@ def test_memory_processes_and_files_go_on(server, sandbox):
     assert again.commands.kill(started.pid)
 
 
-def test_a_paused_sandbox_owns_nothing_but_its_image(server, sandbox):
+def cpu_ticks(id: str) -> int | None:
+    """What the processes of a sandbox have used of the CPU; nothing where they come and go."""
+    pids = {pid for group in cgroups_named(id) for pid in (group / "cgroup.procs").read_text().split()}
+    try:
+        fields = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in sorted(pids)]
+    except FileNotFoundError:
+        return None
+    return sum(int(user) + int(system) for *_, user, system in [each[:13] for each in fields])
+
+
+def is_prepared(server, id: str) -> bool:
+    record = server.data_dir / "host" / "sandboxes" / id / "state.json"
+    return record.exists() and '"prepared"' in record.read_text()
+
+
+def test_a_paused_sandbox_owns_its_image_and_what_stands_still(server, sandbox):
     id, image = sandbox.sandbox_id, server.data_dir / "host" / "images" / sandbox.sandbox_id
     assert cgroups_named(id) and not image.exists()
     sandbox.pause()
-    until(lambda: not cgroups_named(id), what="its processes and control groups to be gone")
     assert image.exists()
+    until(lambda: is_prepared(server, id), within=PATIENCE, what="its next computer")
+    # It is stopped right after that.
+    stopped = lambda before: (time.sleep(1), cpu_ticks(id) == before)[1]  # noqa: E731
+    until(lambda: (before := cpu_ticks(id)) is not None and stopped(before), within=PATIENCE, what="to stand still")
     _, ledger = server.ledger(wait=0)
     assert not ledger["left_over"] and not ledger["missing"], ledger
     resume(server, sandbox)
-    assert cgroups_named(id) and not image.exists()
+    assert cgroups_named(id) and not image.exists() and not is_prepared(server, id)
+    # With its files alone, there is nothing to make ahead.
+    assert pause(server, id, memory=False).status_code == 204
+    until(lambda: not cgroups_named(id), what="its processes and control groups to be gone")
 
 
 def test_what_is_legal_when(server, sandbox):

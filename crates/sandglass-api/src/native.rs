@@ -51,7 +51,7 @@ struct EngineView {
     /// `userspace_kernel`, `virtual_machine` or `none`.
     #[schema(value_type = String)]
     isolation: Isolation,
-    /// What it does not do: any of `checkpoint`, `airlock`, `cpu_limit`, `memory_limit`, `disk_limit`,
+    /// What it does not do: any of `checkpoint`, `prepare_restore`, `airlock`, `cpu_limit`, `memory_limit`, `disk_limit`,
     /// `process_limit`, `own_files`.
     #[schema(value_type = Vec<String>)]
     refuses: BTreeSet<Feature>,

@@ -14,14 +14,18 @@ pub struct Budgets {
     pub capacity: Amount,
     /// Connections into all sandboxes together, to their guest APIs and their ports.
     pub connections: usize,
+    /// Paused sandboxes whose next computer is made ahead. They are no part of `capacity`: what one of them takes, the engine's
+    /// own memory and a loop device, is given up when something else needs it.
+    pub ahead: usize,
 }
 
 impl Budgets {
-    /// No bounds.
+    /// No bounds, and nothing ahead.
     pub const UNBOUNDED: Self = Self {
         quota: Amount::UNBOUNDED,
         capacity: Amount::UNBOUNDED,
         connections: tokio::sync::Semaphore::MAX_PERMITS,
+        ahead: 0,
     };
 }
 

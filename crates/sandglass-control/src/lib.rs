@@ -7,6 +7,7 @@
 
 mod admission;
 mod agent;
+mod ahead;
 mod auto_resume;
 mod command;
 pub mod control;

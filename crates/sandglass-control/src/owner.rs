@@ -35,6 +35,7 @@ use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
 use crate::shared::Shared;
 
+mod ahead;
 mod auto_pause;
 mod bring_up;
 mod capture;

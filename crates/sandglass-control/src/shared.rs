@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
 use crate::Config;
+use crate::ahead::Ahead;
 use crate::images::Images;
 use crate::live::Live;
 use crate::metrics::Metrics;
@@ -51,6 +52,8 @@ pub(crate) struct Shared {
     pub(crate) images: Images,
     /// Templates whose images are to be made anew.
     pub(crate) stale: Stale,
+    /// Which paused sandboxes have their next computer made ahead.
+    pub(crate) ahead: Arc<Ahead>,
     pub(crate) metrics: Metrics,
     pub(crate) tasks: TaskTracker,
     /// What is left of the connections into sandboxes that there may be.
@@ -79,6 +82,7 @@ impl Shared {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let connections = Arc::new(Semaphore::new(config.budgets.connections));
         let (metrics, images, stale) = (Metrics::new(), Images::default(), Stale::default());
+        let ahead = Arc::new(Ahead::new(config.budgets.ahead));
         Self {
             store,
             host,
@@ -89,6 +93,7 @@ impl Shared {
             live,
             images,
             stale,
+            ahead,
             metrics,
             tasks,
             connections,

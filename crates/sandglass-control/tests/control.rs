@@ -2,6 +2,8 @@
 //! that the test sets. `SANDGLASS_GUEST` names the agent. Where sandboxes are written to images, the agents are scripts.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "test code")]
 
+#[path = "control/ahead.rs"]
+mod ahead;
 #[path = "control/bounds.rs"]
 mod bounds;
 #[path = "control/clock.rs"]

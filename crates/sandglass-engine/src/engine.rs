@@ -39,6 +39,8 @@ impl Isolation {
 pub enum Feature {
     /// [`Engine::checkpoint`] and [`Engine::restore`], [`Engine::keep_disk`] and [`Engine::boot`].
     Checkpoint,
+    /// [`Engine::prepare_restore`].
+    PrepareRestore,
     /// A network that ends in an airlock: [`Engine::airlock_socket`]. Without it, programs in a sandbox have the
     /// network of the machine.
     Airlock,
@@ -339,11 +341,20 @@ pub trait Engine: Send + Sync {
     /// As [`Engine::start`], or [`EngineError::Unsupported`].
     fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<u64, EngineError>;
 
-    /// Makes a new sandbox from an image and a copy of the disk that belongs to it.
+    /// Makes a new sandbox from an image and a copy of the disk that belongs to it. One that was prepared for that is
+    /// taken; whatever fails then, nothing is left of it.
     ///
     /// # Errors
     /// As [`Engine::create`], or [`EngineError::Unsupported`]. An image without memory does not match.
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError>;
+
+    /// Makes all of a sandbox that can be made before [`Engine::restore`] of the same id and image brings the image back,
+    /// which takes less time then. Until then it is [`Presence::Created`], takes no CPU time, and can't be started; the
+    /// image must stay as it is.
+    ///
+    /// # Errors
+    /// As [`Engine::restore`].
+    fn prepare_restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError>;
 
     /// Writes the disk of a *paused* sandbox to an image named `image` that has no memory, and leaves it paused. What its
     /// kernel has not written to the disk yet is not there.

@@ -118,7 +118,7 @@ impl FakeEngine {
             Feature::OwnFiles,
         ]);
         if !self.processes.checkpoints() {
-            refuses.insert(Feature::Checkpoint);
+            refuses.extend([Feature::Checkpoint, Feature::PrepareRestore]);
         }
         refuses
     }
@@ -234,6 +234,7 @@ impl FakeEngine {
                 Source::Nothing => {}
                 Source::Disk(image) => self.processes.lay_out(spec, &folder, image)?,
                 Source::Image(image) => record.started(self.processes.restore(spec, &folder, image)?),
+                Source::Ahead(image) => record.prepared = Some(image.clone()),
             }
             self.save(&record)
         };
@@ -252,6 +253,8 @@ enum Source<'a> {
     /// The files of this image alone.
     Disk(&'a Path),
     Image(&'a Path),
+    /// The image of this name, which is brought back later.
+    Ahead(&'a SandboxId),
 }
 
 impl Engine for FakeEngine {
@@ -272,6 +275,13 @@ impl Engine for FakeEngine {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let mut record = self.expect(id, Presence::Created, "start")?;
+        if record.prepared.is_some() {
+            return Err(EngineError::WrongState {
+                id: id.clone(),
+                state: "made for an image",
+                verb: "start",
+            });
+        }
         let agent = self.processes.start(id, &self.folder(id))?;
         record.started(agent);
         self.save(&record).inspect_err(|_| {
@@ -311,7 +321,20 @@ impl Engine for FakeEngine {
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
-        self.make(spec, Source::Image(&self.found_image(image, "restore")?))
+        let found = self.found_image(image, "restore")?;
+        let prepared = self.record(&spec.id).and_then(|record| record.prepared);
+        if prepared.as_ref() == Some(image) {
+            // A folder is all that it is.
+            self.destroy(&spec.id)?;
+        }
+        self.make(spec, Source::Image(&found))
+    }
+
+    fn prepare_restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
+        let verb = "prepare a restore";
+        let found = self.found_image(image, verb)?;
+        self.processes.check(spec, &found)?;
+        self.make(spec, Source::Ahead(image))
     }
 
     fn keep_disk(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {

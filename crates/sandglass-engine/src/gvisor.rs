@@ -21,8 +21,9 @@
 //!
 //! # Two ways to drive it
 //! `runsc` makes every sandbox. What follows goes over its control socket where the version is known (see `control`):
-//! then the sandbox is made in an empty network namespace, and its start passes it a packet socket of the slot. A
-//! sandbox is driven to its end in the way in which it was made.
+//! then the sandbox is made in an empty network namespace, and what starts it, or brings an image back in it, passes it a
+//! packet socket of the slot. So one can be made ahead for an image, and stand still until the image is wanted. A sandbox
+//! is driven to its end in the way in which it was made.
 
 mod airlocks;
 pub mod bare;
@@ -65,7 +66,7 @@ use self::runsc::{MAKE_TIMEOUT, Make, Network, Runsc};
 use self::turns::Turns;
 use crate::deadline::{self, Deadline, Moment};
 use crate::engine::{
-    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Isolation, Pace, Presence, SandboxSpec,
+    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Pace, Presence, SandboxSpec,
     SessionEnds, Stats, step,
 };
 use crate::files::{allocated, ids_in, private_folder};
@@ -216,11 +217,28 @@ impl GvisorEngine {
         }
         let status = match record.progress {
             None => self.runsc.status(id),
+            // Nobody has begun with it. One that is stopped answers nothing, and does nothing.
+            Some(Status::Created) if record.prepared.is_some() || self.is_frozen(&record) => {
+                Some(Status::Created)
+            }
             // A host may have died before it could write that the guest runs.
             Some(Status::Created) if self.control(id).started() => Some(Status::Running),
             progress => progress,
         };
         Ok(status.map_or(Presence::Remains, Into::into))
+    }
+
+    /// Whether its sandbox process is stopped.
+    fn is_frozen(&self, record: &Record) -> bool {
+        let process = record.process(&self.holdings.boot_id);
+        process.is_some_and(|process| process::is_stopped(process.pid).unwrap_or(false))
+    }
+
+    /// Stops the sandbox process, which takes no CPU time then, or lets it go on.
+    fn signal(&self, record: &Record, signal: process::Signal) -> Result<(), EngineError> {
+        let process =
+            self.holdings.process(record)?.ok_or_else(|| EngineError::NotFound(record.id.clone()))?;
+        process.signal(signal).map_err(|error| step("stop the sandbox process, or let it go on", error))
     }
 
     fn control(&self, id: &SandboxId) -> Control {
@@ -248,25 +266,76 @@ impl GvisorEngine {
         Err(EngineError::wrong_state(id, presence, verb))
     }
 
-    /// Makes a sandbox; takes it apart again if that fails.
+    /// Makes a sandbox that is not there yet.
     fn make(&self, spec: &SandboxSpec, source: &Source) -> Result<(), EngineError> {
-        let id = &spec.id;
-        let lock_of = self.locks.of(id);
+        let lock_of = self.locks.of(&spec.id);
         let _held = lock(&lock_of);
+        self.expect_nothing(&spec.id)?;
+        source.check(&self.pinned(spec), spec.limits)?;
+        self.whole_or_not_at_all(&spec.id, || self.make_parts(spec, source).map(drop))
+    }
+
+    /// Makes what is left to be made of a sandbox; takes all of it apart again if that fails. The caller holds its lock.
+    fn whole_or_not_at_all(
+        &self,
+        id: &SandboxId,
+        make: impl FnOnce() -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        make().inspect_err(|_| {
+            if let Err(error) = self.remove(id) {
+                tracing::warn!(%id, error = %sandglass_types::error::Chain(&error), "a half-made sandbox is left");
+            }
+        })
+    }
+
+    /// That there is nothing of it on the machine.
+    fn expect_nothing(&self, id: &SandboxId) -> Result<(), EngineError> {
         if self.holdings.paths.sandbox(id).dir().exists() || self.holdings.leaf(id)?.exists() {
             return Err(EngineError::Exists(id.clone()));
         }
-        source.check(&self.pinned(spec), spec.limits)?;
-        let made = self.make_parts(spec, source);
-        if made.is_err()
-            && let Err(error) = self.remove(id)
-        {
-            tracing::warn!(%id, error = %sandglass_types::error::Chain(&error), "a half-made sandbox is left");
-        }
-        made
+        Ok(())
     }
 
-    fn make_parts(&self, spec: &SandboxSpec, source: &Source) -> Result<(), EngineError> {
+    fn found_image(&self, image: &SandboxId) -> Result<Image, EngineError> {
+        let path = self.holdings.paths.image(image);
+        if path.exists() { Ok(Image::at(path)) } else { Err(EngineError::NotFound(image.clone())) }
+    }
+
+    /// Takes the sandbox that was prepared for this image, if there is one. One that has ended meanwhile is as good as none. The
+    /// caller holds its lock.
+    fn take_prepared(&self, id: &SandboxId, image: &SandboxId) -> Result<Option<Record>, EngineError> {
+        match self.holdings.record(id) {
+            Ok(record) if record.prepared.as_ref() == Some(image) => {
+                if self.presence(id)? == Presence::Created {
+                    return Ok(Some(record));
+                }
+                self.remove(id)?;
+            }
+            _ => self.expect_nothing(id)?,
+        }
+        Ok(None)
+    }
+
+    /// Brings an image back in a sandbox that was made for it. The caller holds its lock.
+    fn bring_back(&self, mut record: Record, checkpoint: &Path) -> Result<(), EngineError> {
+        sandglass_failpoint::hit("engine.restore.begin")?;
+        if record.prepared.take().is_some() {
+            // Never twice: who finds it half way does not know how far that was.
+            self.save(&record)?;
+            self.signal(&record, process::Signal::CONT)?;
+        }
+        self.control(&record.id).restore(self.guest_link(&record.id)?.as_ref(), checkpoint)?;
+        sandglass_failpoint::hit("engine.restore.save")?;
+        self.advance(&mut record, Status::Running)
+    }
+
+    fn guest_link(&self, id: &SandboxId) -> Result<Option<OwnedFd>, EngineError> {
+        let link = self.airlocks.as_ref().map(|airlocks| airlocks.guest_link(id)).transpose();
+        link.map_err(|error| step("open the guest's interface", error))
+    }
+
+    /// Makes it, and all that is in an image unless that is brought back over the control socket.
+    fn make_parts(&self, spec: &SandboxSpec, source: &Source) -> Result<Record, EngineError> {
         let id = &spec.id;
         let rootfs = self.holdings.paths.rootfs(&spec.rootfs);
         if !rootfs.is_dir() {
@@ -283,13 +352,8 @@ impl GvisorEngine {
         let mut record =
             Record::new(id.clone(), self.pinned(spec), spec.limits, self.holdings.boot_id.clone());
         self.save(&record)?;
-        // `runsc restore` takes the interfaces from a namespace, however the sandbox is driven afterwards.
-        let checkpoint = source.checkpoint();
-        let (network, progress) = match checkpoint {
-            None if self.over_socket => (Network::OverControlSocket, Status::Created),
-            None => (Network::Namespace, Status::Created),
-            Some(_) => (Network::Namespace, Status::Running),
-        };
+        let network = if self.over_socket { Network::OverControlSocket } else { Network::Namespace };
+        let checkpoint = source.checkpoint().filter(|_| !self.over_socket);
         // All three wait for the kernel, so they do it at the same time.
         let (expected, (mounts, surroundings)) = side_by_side(
             || self.holdings.cgroups.expect_move(),
@@ -339,9 +403,11 @@ impl GvisorEngine {
             lock(&self.watches).insert(id.clone(), Arc::new(watch));
         }
         record.sandbox = Some(identity.into());
-        record.progress = self.over_socket.then_some(progress);
+        record.progress = self.over_socket.then_some(Status::Created);
+        record.prepared = source.prepared();
         sandglass_failpoint::hit("engine.create.save")?;
-        self.save(&record)
+        self.save(&record)?;
+        Ok(record)
     }
 
     /// A blank disk or the image's, and the mounts on it.
@@ -355,9 +421,8 @@ impl GvisorEngine {
         sandglass_failpoint::hit("engine.create.disk")?;
         match source.disk() {
             None => disk::blank(&self.holdings.paths, spec.limits.disk_mib(), &paths.disk())?,
-            Some(disk) => {
-                disk::copy(&disk, &paths.disk()).map_err(|error| step("copy the image's disk", error))?;
-            }
+            Some(disk) => disk::copy(&disk, &paths.disk(), source.most_copied())
+                .map_err(|error| step("copy the image's disk", error))?,
         }
         sandglass_failpoint::hit("engine.create.attach")?;
         make::mount(paths, &self.layer.path, rootfs, spec.limits.memory_mib())
@@ -421,7 +486,7 @@ impl GvisorEngine {
             .and_then(|mount| mount.ok_or_else(|| io::Error::other("it is not mounted"))?.sync())
             .map_err(|error| step("flush the disk", error))?;
         sandglass_failpoint::hit("engine.image.copy")?;
-        disk::copy(&disk, &unfinished.image().disk()).map_err(failed)?;
+        disk::copy(&disk, &unfinished.image().disk(), None).map_err(failed)?;
         sandglass_failpoint::hit("engine.image.describe")?;
         unfinished.image().describe(record.pinned, record.limits, memory).map_err(failed)?;
         sandglass_failpoint::hit("engine.image.finish")?;
@@ -464,7 +529,7 @@ impl Engine for GvisorEngine {
             name: NAME.into(),
             version: self.runsc.version.clone(),
             isolation: Isolation::UserspaceKernel,
-            refuses: BTreeSet::new(),
+            refuses: if self.over_socket { BTreeSet::new() } else { [Feature::PrepareRestore].into() },
         }
     }
 
@@ -477,11 +542,16 @@ impl Engine for GvisorEngine {
         let _held = lock(&lock_of);
         sandglass_failpoint::hit("engine.start.expect")?;
         let mut record = self.expect(id, Presence::Created, "start")?;
+        if record.prepared.is_some() {
+            return Err(EngineError::WrongState {
+                id: id.clone(),
+                state: "made for an image",
+                verb: "start",
+            });
+        }
         if record.progress.is_some() {
             sandglass_failpoint::hit("engine.start.link")?;
-            let link = self.airlocks.as_ref().map(|airlocks| airlocks.guest_link(id)).transpose();
-            let link = link.map_err(|error| step("open the guest's interface", error))?;
-            self.control(id).start(link.as_ref())?;
+            self.control(id).start(self.guest_link(id)?.as_ref())?;
             sandglass_failpoint::hit("engine.start.save")?;
             self.advance(&mut record, Status::Running)?;
         } else {
@@ -547,11 +617,41 @@ impl Engine for GvisorEngine {
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
-        let image_path = self.holdings.paths.image(image);
-        if !image_path.exists() {
-            return Err(EngineError::NotFound(image.clone()));
+        let (id, source) = (&spec.id, Source::Image(self.found_image(image)?));
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        let prepared = self.take_prepared(id, image)?;
+        source.check(&self.pinned(spec), spec.limits)?;
+        self.whole_or_not_at_all(id, || {
+            let record = match prepared {
+                None => self.make_parts(spec, &source)?,
+                Some(record) => {
+                    deadline::keep(self.holdings.paths.sandbox(id).dir(), spec.deadline, Moment::now())
+                        .map_err(|error| step("keep the deadline", error))?;
+                    record
+                }
+            };
+            match source.checkpoint() {
+                Some(checkpoint) if self.over_socket => self.bring_back(record, &checkpoint),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn prepare_restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
+        if !self.over_socket {
+            return Err(EngineError::Unsupported { engine: NAME, verb: "prepare a restore" });
         }
-        self.make(spec, &Source::Image(Image::at(image_path)))
+        let (id, source) = (&spec.id, Source::Ahead(self.found_image(image)?, image.clone()));
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        self.expect_nothing(id)?;
+        source.check(&self.pinned(spec), spec.limits)?;
+        self.whole_or_not_at_all(id, || {
+            let record = self.make_parts(spec, &source)?;
+            sandglass_failpoint::hit("engine.prepare.freeze")?;
+            self.signal(&record, process::Signal::STOP)
+        })
     }
 
     fn keep_disk(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
@@ -563,11 +663,7 @@ impl Engine for GvisorEngine {
     }
 
     fn boot(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
-        let image_path = self.holdings.paths.image(image);
-        if !image_path.exists() {
-            return Err(EngineError::NotFound(image.clone()));
-        }
-        self.make(spec, &Source::Disk(Image::at(image_path)))
+        self.make(spec, &Source::Disk(self.found_image(image)?))
     }
 
     fn images(&self) -> Result<Vec<SandboxId>, EngineError> {

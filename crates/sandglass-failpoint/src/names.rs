@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 81] = [
+pub const NAMES: [&str; 87] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -23,6 +23,7 @@ pub const NAMES: [&str; 81] = [
     "control.pause.freeze",
     "control.pause.host",
     "control.pause.image",
+    "control.prepare.host",
     "control.resume.store",
     "control.resume.host",
     "control.resume.boot",
@@ -68,6 +69,13 @@ pub const NAMES: [&str; 81] = [
     "engine.start.network",
     "engine.start.root",
     "engine.start.save",
+    // The privileged half, making one ahead for an image.
+    "engine.prepare.freeze",
+    // The privileged half, bringing an image back in it.
+    "engine.restore.begin",
+    "engine.restore.network",
+    "engine.restore.memory",
+    "engine.restore.save",
     // The privileged half, removing it.
     "engine.remove.begin",
     "engine.remove.kill",

@@ -16,6 +16,7 @@ pub use children::{Child, ExitStatus, Watch, adopt_orphans, spawn, watch};
 pub use identity::{PidFd, ProcessIdentity, boot_id};
 pub use launch::{Launch, LaunchError, Step};
 pub use run::{Output, RunError, run};
+pub use rustix::process::Signal;
 pub use slice::{SHORTEST_SLICE, set_slice};
 pub use table::{Entry, environment, is_stopped, resident_bytes, table};
 pub use threads::{Cpus, DEFAULT_TIMER_SLACK, set_timer_slack};

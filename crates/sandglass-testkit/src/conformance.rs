@@ -144,6 +144,7 @@ struct Needs {
 const NOTHING: Needs = Needs { feature: None, processes: false };
 const PROCESSES: Needs = Needs { processes: true, ..NOTHING };
 const CHECKPOINT: Needs = Needs { feature: Some(Feature::Checkpoint), ..NOTHING };
+const PREPARE_RESTORE: Needs = Needs { feature: Some(Feature::PrepareRestore), ..NOTHING };
 const AIRLOCK: Needs = Needs { feature: Some(Feature::Airlock), ..PROCESSES };
 const CPU_LIMIT: Needs = Needs { feature: Some(Feature::CpuLimit), ..PROCESSES };
 const MEMORY_LIMIT: Needs = Needs { feature: Some(Feature::MemoryLimit), ..PROCESSES };
@@ -189,6 +190,9 @@ macro_rules! with_conformance_cases {
             checkpoint::an_image_outlives_its_parent_and_its_host: CHECKPOINT,
             checkpoint::an_image_that_does_not_fit_is_refused_and_leaves_nothing: CHECKPOINT,
             checkpoint::it_starts_anew_from_its_disk: CHECKPOINT,
+            checkpoint::one_that_was_prepared_is_taken: PREPARE_RESTORE,
+            checkpoint::one_that_was_prepared_stands_still_and_outlives_its_host: PREPARE_RESTORE,
+            checkpoint::what_can_not_be_prepared_is_refused_and_leaves_nothing: PREPARE_RESTORE,
         }
     };
 }

@@ -10,6 +10,7 @@ mod exec;
 mod idle;
 pub(crate) mod proc;
 mod report;
+mod restore;
 mod server;
 mod soak;
 mod stats;
@@ -32,7 +33,7 @@ const FAILED: u8 = 1;
 const MISSED: u8 = 2;
 
 /// Name, and what is wanted.
-const TARGETS: [(&str, &str); 6] = [
+const TARGETS: [(&str, &str); 7] = [
     ("cold-create", "p50 of create to first output at most 1.0 times that of a bare `runsc run`"),
     ("exec", "p50 of `true` at most 2 ms over the same spawn inside, and at most 20 ms"),
     ("transfer", "100 MB at 200 MB/s or more with the Python SDK, at 500 MB/s or more with a plain client"),
@@ -42,6 +43,10 @@ const TARGETS: [(&str, &str); 6] = [
         "a TLS connection at half the rate of a bare copy loop or more, at most 2 ms later, 1,000 at a time, 64 KB for each",
     ),
     ("soak", "no failure, the ledger as at the start, and at most 10 % more memory"),
+    (
+        "restore",
+        "create at most 1.0 and resume at most 0.5 times a bare `runsc restore`; fork at most 1.0 times that and a checkpoint; 20 at once in 0.8 s",
+    ),
 ];
 
 /// Runs one bench and prints what it found.
@@ -94,6 +99,7 @@ impl Which {
             Self::Idle { .. } => 3,
             Self::Egress { .. } => 4,
             Self::Soak { .. } => 5,
+            Self::Restore { .. } => 6,
         };
         TARGETS[index].0
     }
@@ -103,6 +109,7 @@ impl Which {
             Self::ColdCreate { common, .. }
             | Self::Idle { common, .. }
             | Self::Egress { common, .. }
+            | Self::Restore { common, .. }
             | Self::Soak { common, .. } => (common, None),
             Self::Exec { common, there, .. } | Self::Transfer { common, there, .. } => (common, Some(there)),
         }
@@ -148,6 +155,9 @@ async fn bench(
     match which {
         Which::ColdCreate { common, samples } => {
             cold_create::run(own()?, endpoint, common, samples, &mut report).await
+        }
+        Which::Restore { common, samples } => {
+            restore::run(own()?, endpoint, common, samples, &mut report).await
         }
         Which::Exec { samples, .. } => exec::run(endpoint, samples, &mut report).await,
         Which::Transfer { n, python, .. } => {

@@ -130,6 +130,39 @@ pub(super) struct Means {
     pub(super) tasks: TaskTracker,
 }
 
+/// Makes its computer, if it has none.
+async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
+    let Means { shared, row, ends, .. } = means;
+    let (host, id, ends) = (&shared.host, &row.id, *ends);
+    match origin {
+        Origin::New => {
+            sandglass_failpoint::hit_async("control.create.host").await.map_err(crate::injected)?;
+            host.create(spec(row, ends)).await?;
+        }
+        Origin::Image => {
+            sandglass_failpoint::hit_async("control.resume.host").await.map_err(crate::injected)?;
+            host.restore(spec(row, ends), id).await?;
+        }
+        Origin::Disk => {
+            sandglass_failpoint::hit_async("control.resume.boot").await.map_err(crate::injected)?;
+            host.boot(spec(row, ends), id).await?;
+        }
+        Origin::TemplateDisk(lease, _) => host.boot(spec(row, ends), &lease.id().image()).await?,
+        Origin::Copy(lease) | Origin::Template(lease, _) => {
+            sandglass_failpoint::hit_async("control.copy.host").await.map_err(crate::injected)?;
+            let restored = host.restore(spec(row, ends), &lease.id().image()).await;
+            restored.map_err(|error| match error.refusal() {
+                Some(RefusalKind::NotFound) => {
+                    Error::internal("the image of this snapshot is not on this machine any more", error)
+                }
+                _ => error.into(),
+            })?;
+        }
+        Origin::Found => {}
+    }
+    Ok(())
+}
+
 /// Brings a sandbox to where it can be reached. Stops between two steps once its end has begun.
 pub(super) async fn bring_up(means: Means, origin: Origin) -> Result<CameUp, Error> {
     let path = means.row.start_path;
@@ -165,41 +198,26 @@ pub(super) async fn bring_up(means: Means, origin: Origin) -> Result<CameUp, Err
 }
 
 async fn come_up(means: &Means, origin: Origin) -> Result<Arc<Live>, Error> {
-    let Means { shared, row, ends, enforcer, gone, tasks } = means;
-    let (host, id, ends) = (&shared.host, &row.id, *ends);
+    let Means { shared, row, enforcer, gone, tasks, .. } = means;
+    let (host, id) = (&shared.host, &row.id);
     let (starts, restored) = (origin.starts(), origin.has_memory());
-    let mut begins = None;
-    match origin {
-        Origin::New => {
-            sandglass_failpoint::hit_async("control.create.host").await.map_err(crate::injected)?;
-            host.create(spec(row, ends)).await?;
+    match make(means, &origin).await {
+        // Whoever runs needs the room more than who may be resumed.
+        Err(error)
+            if error.kind() == ErrorKind::Capacity
+                && !gone.is_cancelled()
+                && shared.ahead.make_room().await =>
+        {
+            tracing::info!(sandbox = %id, error = %Chain(&error), "made room for it");
+            make(means, &origin).await?;
         }
-        Origin::Image => {
-            sandglass_failpoint::hit_async("control.resume.host").await.map_err(crate::injected)?;
-            host.restore(spec(row, ends), id).await?;
-        }
-        Origin::Disk => {
-            sandglass_failpoint::hit_async("control.resume.boot").await.map_err(crate::injected)?;
-            host.boot(spec(row, ends), id).await?;
-        }
-        Origin::TemplateDisk(lease, spec_of) => {
-            host.boot(spec(row, ends), &lease.id().image()).await?;
-            begins = Some(spec_of);
-        }
-        Origin::Copy(lease) | Origin::Template(lease, _) => {
-            sandglass_failpoint::hit_async("control.copy.host").await.map_err(crate::injected)?;
-            let restored = host.restore(spec(row, ends), &lease.id().image()).await;
-            restored.map_err(|error| match error.refusal() {
-                Some(RefusalKind::NotFound) => {
-                    Error::internal("the image of this snapshot is not on this machine any more", error)
-                }
-                _ => error.into(),
-            })?;
-            // It has a copy of all that it needs.
-            drop(lease);
-        }
-        Origin::Found => {}
+        made => made?,
     }
+    // It has a copy of all that it needs of an image.
+    let begins = match origin {
+        Origin::TemplateDisk(_, spec) => Some(spec),
+        _ => None,
+    };
     sandglass_failpoint::hit_async("control.create.guard").await.map_err(crate::injected)?;
     // Before anything runs in a new one. A found one lost its listeners with their server, and a restored one runs
     // already: its packets are reset until they are there.

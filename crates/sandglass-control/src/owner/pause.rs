@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, Span};
 
+use super::ahead::{self, Fate, Successor};
 use super::auto_pause::Hindrance;
 use super::bring_up::Origin;
 use super::request::Reply;
@@ -183,6 +184,9 @@ impl Owner<'_> {
         self.gone = self.shared.stop.child_token();
         self.tasks = TaskTracker::new();
         let (mut removed, mut pauses, mut failures) = (false, Pauses::new(), 0);
+        // Only of one that was paused just now: after a start there may be many that nobody will ask for.
+        let mut to_prepare = self.row.state == SandboxState::Pausing;
+        let mut successor: Option<Successor> = None;
         loop {
             // What it used is free before anybody counts on that.
             removed = removed || self.destroy().await;
@@ -203,9 +207,20 @@ impl Owner<'_> {
             let at_rest = removed && self.row.state == SandboxState::Paused;
             if at_rest {
                 answer(&mut pausers, Ok(()));
+                if std::mem::take(&mut to_prepare) {
+                    successor = self.prepare();
+                }
             }
             let asked = tokio::select! {
                 asked = self.next_request() => asked,
+                fate = ahead::fate(&mut successor) => {
+                    if fate == Fate::Lost {
+                        // The place is given back when nothing of it is there any more.
+                        removed = self.destroy().await;
+                        successor = None;
+                    }
+                    continue;
+                }
                 () = sleep(pauses.next()), if !at_rest => continue,
             };
             let Some((span, request)) = asked else {
@@ -214,12 +229,15 @@ impl Owner<'_> {
             };
             match request {
                 Request::Kill(reply) => {
-                    if !self.settle(Event::Kill, ASKED).instrument(span).await {
+                    let stored = self.settle(Event::Kill, ASKED).instrument(span).await;
+                    if !stored {
+                        ahead::settled(&mut successor).await;
                         self.remove_and_settle(Event::Kill, ASKED, Some(reply)).await;
                         return None;
                     }
                     if self.row.state == SandboxState::Ending {
                         let _gone = reply.send(Ok(()));
+                        ahead::settled(&mut successor).await;
                         return None;
                     }
                     // The store knew another state, which is this task's now.
@@ -228,8 +246,15 @@ impl Owner<'_> {
                 // Who asked has given up.
                 Request::Resume { reply, .. } if reply.is_closed() => {}
                 Request::Resume { timeout, mode, why, reply } => {
+                    let origin = Origin::of(self.row.pause_mode, mode);
+                    // It is good for all that there is in the image, and for nothing else.
+                    let made = ahead::settled(&mut successor).await;
+                    if made == Some(Fate::Lost) || made.is_some() && !matches!(origin, Origin::Image) {
+                        removed = self.destroy().await;
+                        successor = None;
+                    }
                     match self.begin_resume(timeout, why, removed).instrument(span.clone()).await {
-                        Ok(()) => return Some((span, reply, Origin::of(self.row.pause_mode, mode))),
+                        Ok(()) => return Some((span, reply, origin)),
                         Err(error) => drop(reply.send(Err(error))),
                     }
                 }

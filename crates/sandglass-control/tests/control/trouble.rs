@@ -119,6 +119,11 @@ impl Engine for Troubled {
         self.engine.restore(spec, image)
     }
 
+    fn prepare_restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
+        self.trouble.meet("prepare_restore")?;
+        self.engine.prepare_restore(spec, image)
+    }
+
     fn keep_disk(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {
         self.engine.keep_disk(id, image)
     }

@@ -28,6 +28,9 @@ pub(super) struct Record {
     /// Absent until it is started.
     agent: Option<Identity>,
     pub(super) progress: Status,
+    /// The image that it is made for, until that is brought back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) prepared: Option<SandboxId>,
 }
 
 impl record::Record for Record {
@@ -47,7 +50,7 @@ impl Record {
         let version = <Self as record::Record>::VERSION;
         // It moves, and is kept in a file of its own.
         let spec = SandboxSpec { deadline: None, ..spec };
-        Self { version, spec, boot_id, agent: None, progress: Status::Created }
+        Self { version, spec, boot_id, agent: None, progress: Status::Created, prepared: None }
     }
 
     pub(super) fn started(&mut self, agent: Agent) {

@@ -63,6 +63,11 @@ pub(super) trait Model: std::fmt::Debug + Send + Sync {
         Err(EngineError::Unsupported { engine: NAME, verb: "keep its disk" })
     }
 
+    /// Refuses an image that this sandbox can't be restored from.
+    fn check(&self, _: &SandboxSpec, _image: &Path) -> Result<(), EngineError> {
+        Err(EngineError::Unsupported { engine: NAME, verb: "prepare a restore" })
+    }
+
     /// Fills the folder of a new sandbox from the files in an image.
     fn lay_out(&self, _: &SandboxSpec, _: &Folder, _image: &Path) -> Result<(), EngineError> {
         Err(EngineError::Unsupported { engine: NAME, verb: "boot" })

@@ -313,8 +313,15 @@ impl Model for Threads {
     }
 
     fn restore(&self, spec: &SandboxSpec, folder: &Folder, source: &Path) -> Result<Agent, EngineError> {
-        let inside = image::read(source, spec, &folder.home())?
-            .ok_or_else(|| step("match the image", "it was made without memory"))?;
+        let inside = image::read(source, spec, &folder.home())?.ok_or_else(no_memory)?;
         self.run(&spec.id, folder, inside)
     }
+
+    fn check(&self, spec: &SandboxSpec, source: &Path) -> Result<(), EngineError> {
+        image::check(source, spec)?.ok_or_else(no_memory).map(drop)
+    }
+}
+
+fn no_memory() -> EngineError {
+    step("match the image", "it was made without memory")
 }

@@ -1,5 +1,5 @@
-//! The yardstick that the engine is measured with: `runsc run` as a person would call it, on the same root file
-//! system, disk, limits and flags as a sandbox has.
+//! The yardstick that the engine is measured with: `runsc run`, `restore` and `checkpoint` as a person would call them, on
+//! the same root file system, disk, limits and flags as a sandbox has.
 //!
 //! What this engine does to be quick is left out: no steps of a launcher before `runsc`, no call in advance, no control
 //! socket. What it adds is left out too: no agent, no network, and everything that `runsc` needs is there before the
@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use sandglass_linux::cgroup::{self, Cgroups, Leaf};
-use sandglass_linux::process::{Child, Launch, spawn};
+use sandglass_linux::process::{Child, Launch, LaunchError, Step, spawn};
 use sandglass_types::{Digest, InstanceId, Limits, SandboxId};
 use serde_json::json;
 
+use super::image::Image;
 use super::layer::{self, Layer};
 use super::make;
 use super::paths::{HostPaths, SandboxPaths};
@@ -24,6 +25,7 @@ use super::runsc::{self, FLAGS, Runsc};
 use super::{ceiling, disk, oci, teardown};
 use crate::engine::{EngineError, step};
 use crate::files::{private_folder, remove_folder};
+use crate::session::Session;
 
 /// How long one run may take, its end included.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,7 +55,7 @@ pub struct Run {
     pub stdout: Vec<u8>,
 }
 
-/// Runs of `runsc run`, one at a time.
+/// Runs of `runsc`, one at a time.
 #[derive(Debug)]
 pub struct Bare {
     paths: HostPaths,
@@ -119,27 +121,15 @@ impl Bare {
         command: &Command,
     ) -> Result<Run, EngineError> {
         let limits = Limits::default();
-        private_folder(paths.dir()).map_err(|error| step("make the folder", error))?;
-        disk::blank(&self.paths, limits.disk_mib(), &paths.disk())?;
-        make::write_bundle(paths, &spec(id, paths, leaf, limits, command))?;
-        leaf.make()
-            .and_then(|()| leaf.limit(&ceiling::of(limits)))
-            .map_err(|error| step("make the control group", error))?;
-        let mounts = make::mount(paths, &self.layer.path, &self.rootfs, limits.memory_mib())?;
-        let before = make::before(leaf, mounts, None)?;
+        let spec = spec(id, paths, leaf, limits, command);
+        let before = self.furnish(paths, leaf, limits, &spec, |target| {
+            disk::blank(&self.paths, limits.disk_mib(), target)
+        })?;
         let (output, input) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| step("make a pipe", errno))?;
-        let launch = Launch::new(&self.program)
+        let launch = self
+            .launch(before)
             .and_then(|launch| {
-                launch
-                    .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")?
-                    .steps(before)
-                    .arg("--root")?
-                    .arg(self.paths.runsc_root())?
-                    .args(FLAGS)?
-                    .args(["--network=none", "run", "--bundle"])?
-                    .arg(paths.bundle())?
-                    .arg(id.as_str())?
-                    .stdout(input)
+                launch.args(["run", "--bundle"])?.arg(paths.bundle())?.arg(id.as_str())?.stdout(input)
             })
             .map_err(|error| step("run", error))?;
         let child = spawn(&launch).map_err(|error| step("run", error))?;
@@ -153,6 +143,48 @@ impl Bare {
         let status = finish(&child, deadline).map_err(|error| step("wait for runsc", error))?;
         let ran = ran?;
         if status { Ok(ran) } else { Err(step("run", "runsc failed")) }
+    }
+
+    /// All that `runsc` needs, the mounts and the control group included.
+    fn furnish(
+        &self,
+        paths: &SandboxPaths,
+        leaf: &Leaf,
+        limits: Limits,
+        spec: &serde_json::Value,
+        lay_disk: impl FnOnce(&Path) -> Result<(), EngineError>,
+    ) -> Result<Vec<Step>, EngineError> {
+        private_folder(paths.dir()).map_err(|error| step("make the folder", error))?;
+        lay_disk(&paths.disk())?;
+        make::write_bundle(paths, spec)?;
+        leaf.make()
+            .and_then(|()| leaf.limit(&ceiling::of(limits)))
+            .map_err(|error| step("make the control group", error))?;
+        let mounts = make::mount(paths, &self.layer.path, &self.rootfs, limits.memory_mib())?;
+        make::before(leaf, mounts, None)
+    }
+
+    fn launch(&self, before: Vec<Step>) -> Result<Launch, LaunchError> {
+        Launch::new(&self.program)?
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")?
+            .steps(before)
+            .arg("--root")?
+            .arg(self.paths.runsc_root())?
+            .args(FLAGS)?
+            .args(["--network=none"])
+    }
+
+    /// Brings an image of the engine's back with `runsc restore`, under the limits that it was made with, and says how long
+    /// that took: from the moment at which `runsc` was executed to its end, when the sandbox runs.
+    ///
+    /// # Errors
+    /// The step that failed. What could not be removed is left, and carries the instance.
+    pub fn restore(&self, image: &Path) -> Result<(Restored<'_>, Duration), EngineError> {
+        let id = SandboxId::random();
+        let leaf = self.cgroups.leaf(id.as_str()).map_err(|error| step("name the control group", error))?;
+        let restored = Restored { bare: self, paths: self.paths.sandbox(&id), leaf, id };
+        let took = restored.bring_back(&Image::at(image.to_owned()))?;
+        Ok((restored, took))
     }
 
     fn remove(&self, id: &SandboxId, paths: &SandboxPaths, leaf: &Leaf) -> Result<(), EngineError> {
@@ -175,15 +207,81 @@ impl Bare {
             if own.contains(&parent) || !parent.is_dir() {
                 continue;
             }
-            for group in [parent.join(id.as_str()), parent] {
-                match fs_err::remove_dir(group) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                    _ => {}
+            for (group, shared) in [(parent.join(id.as_str()), false), (parent, true)] {
+                match fs_err::remove_dir(group).map_err(|error| (error.kind(), error)) {
+                    Err((io::ErrorKind::NotFound, _)) => {}
+                    // It goes with the last that is in it.
+                    Err((io::ErrorKind::ResourceBusy, _)) if shared => {}
+                    Err((_, error)) => return Err(error),
+                    Ok(()) => {}
                 }
             }
         }
         Ok(())
     }
+}
+
+/// A sandbox that `runsc restore` made. It is removed when it is dropped.
+#[derive(Debug)]
+pub struct Restored<'a> {
+    bare: &'a Bare,
+    paths: SandboxPaths,
+    leaf: Leaf,
+    id: SandboxId,
+}
+
+impl Restored<'_> {
+    fn bring_back(&self, image: &Image) -> Result<Duration, EngineError> {
+        let limits = image.meta()?.limits;
+        // What is in the image runs on; this is not started.
+        let command =
+            Command { argv: vec![oci::GUEST_PATH.into()], user: (0, 0), cwd: "/".into(), env: Vec::new() };
+        let spec = spec(&self.id, &self.paths, &self.leaf, limits, &command);
+        let before = self.bare.furnish(&self.paths, &self.leaf, limits, &spec, |target| {
+            disk::copy(&image.disk(), target, None).map_err(|error| step("copy the image's disk", error))
+        })?;
+        let stdio = Session { folder: self.paths.dir() }.agent_stdio()?;
+        let launch = self.bare.launch(before).and_then(|launch| {
+            launch
+                .args(["restore", "--detach", "--bundle"])?
+                .arg(self.paths.bundle())?
+                .arg("--image-path")?
+                .arg(image.checkpoint())?
+                .arg(self.id.as_str())?
+                .stdin(stdio.stdin)?
+                .stdout(stdio.stdout)
+        });
+        timed(launch, "restore")
+    }
+
+    /// Writes it to a folder with `runsc checkpoint`, and lets it run on; says how long that took.
+    ///
+    /// # Errors
+    /// The step that failed.
+    pub fn checkpoint(&self, folder: &Path) -> Result<Duration, EngineError> {
+        let launch = self.bare.launch(Vec::new()).and_then(|launch| {
+            launch.args(["checkpoint", "--leave-running", "--image-path"])?.arg(folder)?.arg(self.id.as_str())
+        });
+        timed(launch, "checkpoint")
+    }
+}
+
+impl Drop for Restored<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.bare.remove(&self.id, &self.paths, &self.leaf) {
+            tracing::warn!(id = %self.id, error = %sandglass_types::error::Chain(&error), "it could not be removed");
+        }
+    }
+}
+
+/// Runs `runsc` to its end.
+fn timed(launch: Result<Launch, LaunchError>, verb: &'static str) -> Result<Duration, EngineError> {
+    let launch = launch.map_err(|error| step(verb, error))?;
+    let child = spawn(&launch).map_err(|error| step(verb, error))?;
+    let started = Instant::now();
+    let success = finish(&child, started + PATIENCE).map_err(|error| step("wait for runsc", error))?;
+    let took = started.elapsed();
+    if success { Ok(took) } else { Err(step(verb, "runsc failed")) }
 }
 
 impl Drop for Bare {

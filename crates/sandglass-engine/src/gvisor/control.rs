@@ -53,13 +53,39 @@ impl Control {
     ///
     /// A sandbox where this failed half way can't be started any more.
     pub(super) fn start(&self, link: Option<&OwnedFd>) -> Result<(), EngineError> {
-        let files: Vec<_> = link.into_iter().map(OwnedFd::as_fd).collect();
-        let links = links::arguments(link.is_some());
         sandglass_failpoint::hit("engine.start.network")?;
-        call(&self.socket, "Network.CreateLinksAndRoutes", &links, &files, VERB_TIMEOUT)
-            .map_err(|error| step("start the guest's network", error))?;
+        self.join_network(link)?;
         sandglass_failpoint::hit("engine.start.root")?;
         self.verb("containerManager.StartRoot", &json!(self.id), "start")
+    }
+
+    /// Gives the guest its interfaces, and brings back memory and processes from a folder that [`Control::checkpoint`]
+    /// wrote. They run when this returns.
+    ///
+    /// A sandbox where this failed half way is good for nothing any more.
+    pub(super) fn restore(&self, link: Option<&OwnedFd>, folder: &Path) -> Result<(), EngineError> {
+        let open = |name: &str| -> io::Result<OwnedFd> {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            Ok(rustix::fs::open(folder.join(name), flags, Mode::empty())?)
+        };
+        let files = CHECKPOINT_FILES.map(open).into_iter().collect::<io::Result<Vec<_>>>();
+        let files = files.map_err(|error| step("read the image", error))?;
+        let files: Vec<_> = files.iter().map(OwnedFd::as_fd).collect();
+        sandglass_failpoint::hit("engine.restore.network")?;
+        self.join_network(link)?;
+        let argument = json!({"HavePagesFile": true, "HaveDeviceFile": false});
+        sandglass_failpoint::hit("engine.restore.memory")?;
+        call(&self.socket, "containerManager.Restore", &argument, &files, CHECKPOINT_TIMEOUT)
+            .map(drop)
+            .map_err(|error| step("restore", error))
+    }
+
+    fn join_network(&self, link: Option<&OwnedFd>) -> Result<(), EngineError> {
+        let files: Vec<_> = link.into_iter().map(OwnedFd::as_fd).collect();
+        let links = links::arguments(link.is_some());
+        call(&self.socket, "Network.CreateLinksAndRoutes", &links, &files, VERB_TIMEOUT)
+            .map(drop)
+            .map_err(|error| step("start the guest's network", error))
     }
 
     /// Whether the first process was started. A sandbox that does not say has not.

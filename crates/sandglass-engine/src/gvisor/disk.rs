@@ -1,7 +1,7 @@
 //! Disks of sandboxes: sparse files, copied from blank ones that were formatted once.
 
 use std::io;
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ const MKFS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Puts a blank disk of this size at `target`, which must not exist. `NoRoom` when the file system is full.
 pub(super) fn blank(paths: &HostPaths, mib: u32, target: &Path) -> Result<(), EngineError> {
     let source = formatted(paths, mib)?;
-    copy(&source, target).map_err(|error| step("copy a blank disk", error))
+    copy(&source, target, None).map_err(|error| step("copy a blank disk", error))
 }
 
 /// The blank disk of this size, made now if there is none.
@@ -87,8 +87,9 @@ fn formatted(paths: &HostPaths, mib: u32) -> Result<PathBuf, EngineError> {
     Ok(target)
 }
 
-/// Copies a sparse file by sharing its blocks where the file system can, else by its data without its holes.
-pub(super) fn copy(source: &Path, target: &Path) -> io::Result<()> {
+/// Copies a sparse file by sharing its blocks where the file system can, else by its data without its holes; that only if
+/// it is no more than `most` bytes.
+pub(super) fn copy(source: &Path, target: &Path, most: Option<u64>) -> io::Result<()> {
     let from = fs_err::File::open(source)?;
     let to = fs_err::OpenOptions::new().write(true).create_new(true).mode(0o600).open(target)?;
     match ioctl_ficlone(&to, &from) {
@@ -96,7 +97,14 @@ pub(super) fn copy(source: &Path, target: &Path) -> io::Result<()> {
         Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::XDEV | Errno::INVAL | Errno::NOSYS) => {}
         Err(errno) => return Err(errno.into()),
     }
-    let len = from.metadata()?.len();
+    let metadata = from.metadata()?;
+    let len = metadata.len();
+    // `st_blocks` counts units of 512 bytes whatever the block size is.
+    let data = metadata.blocks() * 512;
+    if let Some(most) = most.filter(|most| data > *most) {
+        let said = format!("{data} bytes are more than {most}, and this file system can't share them");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, said));
+    }
     to.set_len(len)?;
     let mut at = 0;
     while at < len {
@@ -147,8 +155,6 @@ fn copy_bytes(from: &fs_err::File, to: &fs_err::File, mut at: u64, end: u64) -> 
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
-
     use super::*;
 
     #[test]
@@ -159,7 +165,7 @@ mod tests {
         file.set_len(1 << 30).unwrap();
         file.write_all_at(b"first", 0).unwrap();
         file.write_all_at(b"second", 512 << 20).unwrap();
-        copy(&a, &b).unwrap();
+        copy(&a, &b, None).unwrap();
         let copied = std::fs::File::open(&b).unwrap();
         let mut found = [0; 6];
         copied.read_exact_at(&mut found, 512 << 20).unwrap();
@@ -168,7 +174,7 @@ mod tests {
         assert_eq!(meta.len(), 1 << 30);
         assert!(meta.blocks() * 512 < 1 << 20, "{} blocks", meta.blocks());
         assert_eq!(meta.permissions().mode() & 0o777, 0o600);
-        assert_eq!(copy(&a, &b).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(copy(&a, &b, None).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
     }
 
     #[test]
@@ -183,7 +189,7 @@ mod tests {
         // Longer than the buffer, and with an end inside of it.
         let data: Vec<u8> = (0..COPY_BUFFER + 5000).map(|n| n.to_le_bytes()[1]).collect();
         file.write_all_at(&data, 32 << 20).unwrap();
-        copy(&a, &b).unwrap();
+        copy(&a, &b, None).unwrap();
         assert!(std::fs::read(&a).unwrap() == std::fs::read(&b).unwrap());
         let blocks = std::fs::metadata(&b).unwrap().blocks();
         assert!(blocks * 512 < 4 << 20, "{blocks} blocks");
@@ -194,7 +200,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
         std::fs::File::create(&a).unwrap();
-        copy(&a, &b).unwrap();
+        copy(&a, &b, None).unwrap();
         assert_eq!(std::fs::metadata(&b).unwrap().len(), 0);
     }
 }

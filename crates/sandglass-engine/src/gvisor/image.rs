@@ -7,8 +7,8 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sandglass_types::Limits;
 use sandglass_types::error::Chain;
+use sandglass_types::{Limits, SandboxId};
 use serde::{Deserialize, Serialize};
 
 use super::record::Pinned;
@@ -41,14 +41,20 @@ pub(super) enum Source {
     Disk(Image),
     /// This image.
     Image(Image),
+    /// This image, of this name, which is brought back later.
+    Ahead(Image, SandboxId),
 }
+
+/// Most of a disk that is copied byte by byte for a sandbox that is made ahead: it may never be needed, and takes the room
+/// once more.
+const MOST_COPIED_AHEAD: u64 = 256 << 20;
 
 impl Source {
     /// The memory and the processes to bring back, as `runsc` wrote them.
     pub(super) fn checkpoint(&self) -> Option<PathBuf> {
         match self {
             Self::Blank | Self::Disk(_) => None,
-            Self::Image(image) => Some(image.checkpoint()),
+            Self::Image(image) | Self::Ahead(image, _) => Some(image.checkpoint()),
         }
     }
 
@@ -56,8 +62,18 @@ impl Source {
     pub(super) fn disk(&self) -> Option<PathBuf> {
         match self {
             Self::Blank => None,
-            Self::Disk(image) | Self::Image(image) => Some(image.disk()),
+            Self::Disk(image) | Self::Image(image) | Self::Ahead(image, _) => Some(image.disk()),
         }
+    }
+
+    /// The image that a sandbox is made ahead for.
+    pub(super) fn prepared(&self) -> Option<SandboxId> {
+        if let Self::Ahead(_, image) = self { Some(image.clone()) } else { None }
+    }
+
+    /// Most bytes of the disk that may be copied where blocks can't be shared.
+    pub(super) const fn most_copied(&self) -> Option<u64> {
+        if let Self::Ahead(..) = self { Some(MOST_COPIED_AHEAD) } else { None }
     }
 
     /// Refuses an image that this sandbox can't be made from.
@@ -65,7 +81,7 @@ impl Source {
         let (image, memory) = match self {
             Self::Blank => return Ok(()),
             Self::Disk(image) => (image, Memory::Without),
-            Self::Image(image) => (image, Memory::With),
+            Self::Image(image) | Self::Ahead(image, _) => (image, Memory::With),
         };
         match mismatch(&image.meta()?, wanted, limits, memory) {
             None => Ok(()),
@@ -117,7 +133,7 @@ impl Image {
     }
 
     /// Reads the description.
-    fn meta(&self) -> Result<Meta, EngineError> {
+    pub(super) fn meta(&self) -> Result<Meta, EngineError> {
         let failed = |error| step("read the image", error);
         let mut text = Vec::new();
         fs_err::File::open(self.meta_path())

@@ -27,6 +27,9 @@ pub(super) struct Record {
     /// to be created need be asked whether it runs by now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) progress: Option<Status>,
+    /// The image that is to be brought back in it, until that begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) prepared: Option<SandboxId>,
 }
 
 /// What a checkpoint needs to be restored with.
@@ -61,6 +64,7 @@ impl Record {
             boot_id,
             sandbox: None,
             progress: None,
+            prepared: None,
         }
     }
 
@@ -84,8 +88,8 @@ mod tests {
         let mut written = Record::new(id.clone(), pinned, Limits::default(), "boot".into());
         let process = ProcessIdentity { pid: 7, start_ticks: 9 };
         written.sandbox = Some(process.into());
-        for progress in [None, Some(Status::Paused)] {
-            written.progress = progress;
+        for (progress, prepared) in [(None, None), (Some(Status::Created), Some(SandboxId::random()))] {
+            (written.progress, written.prepared) = (progress, prepared);
             record::write(&written, &path).unwrap();
             assert_eq!(record::read::<Record>(&path, &id).as_ref(), Some(&written));
         }

@@ -144,7 +144,9 @@ impl Host {
         // Neither is ever closed.
         let _image = match &verb {
             Verb::Checkpoint { .. } | Verb::KeepDisk { .. } => self.0.writing.acquire().await.ok(),
-            Verb::Restore { .. } | Verb::Boot { .. } => self.0.reading.acquire().await.ok(),
+            Verb::Restore { .. } | Verb::PrepareRestore { .. } | Verb::Boot { .. } => {
+                self.0.reading.acquire().await.ok()
+            }
             _ => None,
         };
         let _place = match &verb {
@@ -237,6 +239,14 @@ impl Host {
     /// As all verbs: [`HostError`].
     pub async fn restore(&self, spec: SandboxSpec, image: &SandboxId) -> Result<(), HostError> {
         self.do_it(Verb::Restore { spec, image: image.clone() }).await
+    }
+
+    /// Makes what [`Host::restore`] of the same id and image will take.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn prepare_restore(&self, spec: SandboxSpec, image: &SandboxId) -> Result<(), HostError> {
+        self.do_it(Verb::PrepareRestore { spec, image: image.clone() }).await
     }
 
     /// Writes the disk of a paused sandbox to an image.

@@ -46,6 +46,13 @@ pub enum Verb {
         /// The image to bring back.
         image: SandboxId,
     },
+    /// [`crate::Engine::prepare_restore`].
+    PrepareRestore {
+        /// The sandbox to be.
+        spec: SandboxSpec,
+        /// The image that will be brought back in it.
+        image: SandboxId,
+    },
     /// [`crate::Engine::keep_disk`].
     KeepDisk {
         /// The paused sandbox.
@@ -111,6 +118,7 @@ impl Verb {
             Self::Resume(_) => "resume",
             Self::Checkpoint { .. } => "checkpoint",
             Self::Restore { .. } => "restore",
+            Self::PrepareRestore { .. } => "prepare_restore",
             Self::KeepDisk { .. } => "keep_disk",
             Self::Boot { .. } => "boot",
             Self::Images => "images",

@@ -112,6 +112,7 @@ fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
             engine.checkpoint(&id, &image).map(|bytes| (Answer::Written(bytes), Vec::new()))
         }
         Verb::Restore { spec, image } => engine.restore(&spec, &image).map(done),
+        Verb::PrepareRestore { spec, image } => engine.prepare_restore(&spec, &image).map(done),
         Verb::KeepDisk { id, image } => engine.keep_disk(&id, &image).map(done),
         Verb::Boot { spec, image } => engine.boot(&spec, &image).map(done),
         Verb::Images => engine.images().map(|all| (Answer::Images(all), Vec::new())),

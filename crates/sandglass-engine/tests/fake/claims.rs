@@ -14,8 +14,9 @@ use sandglass_types::{Digest, InstanceId, SandboxId};
 
 use crate::subjects::{Real, Scripted};
 
-const ALL: [Feature; 7] = [
+const ALL: [Feature; 8] = [
     Feature::Checkpoint,
+    Feature::PrepareRestore,
     Feature::Airlock,
     Feature::CpuLimit,
     Feature::MemoryLimit,
@@ -41,10 +42,12 @@ fn with_processes_it_refuses_all_there_is_to_refuse() {
     assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
 }
 
+const WITH_SCRIPTS: [Feature; 2] = [Feature::Checkpoint, Feature::PrepareRestore];
+
 #[test]
 fn with_scripts_it_does_checkpoints_and_starts_no_processes() {
     let report = run(&Scripted);
-    let refuses = ALL.into_iter().filter(|feature| *feature != Feature::Checkpoint).collect();
+    let refuses = ALL.into_iter().filter(|feature| !WITH_SCRIPTS.contains(feature)).collect();
     assert_eq!(report.engine.refuses, refuses);
     assert_eq!(report.refused(), refuses);
     assert_eq!(report.cases["two_children_go_on_from_one_image"], Outcome::Passed);
@@ -84,6 +87,10 @@ impl Engine for Liar {
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
         self.inner.restore(spec, image)
+    }
+
+    fn prepare_restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
+        self.inner.prepare_restore(spec, image)
     }
 
     fn keep_disk(&self, id: &SandboxId, image: &SandboxId) -> Result<(), EngineError> {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use sandglass_engine::engine::Engine as _;
 use sandglass_engine::gvisor::Driver;
 use sandglass_testkit::conformance::limits;
+use sandglass_types::SandboxId;
 
 use crate::fixture::{Fixture, spec};
 
@@ -32,6 +33,49 @@ fn verbs_take_milliseconds() {
             eprintln!("{verb:>12}: p50 {median:?}, from {least:?} to {most:?}");
             assert!(median < Duration::from_secs(5), "{verb}: {times:?}");
         }
+    }
+}
+
+const RESTORES: [&str; 3] = ["control socket", "command line", "prepared"];
+
+#[test]
+fn restores_take_milliseconds() {
+    let drivers = [Driver::Fastest, Driver::CommandLine];
+    let sources = drivers.map(|driver| {
+        let fixture = Fixture::driven(true, driver);
+        let (parent, image) = (spec(limits(2, 1024, 4096, 512)), SandboxId::random());
+        let engine = fixture.engine();
+        engine.create(&parent).unwrap();
+        engine.start(&parent.id).unwrap();
+        assert_eq!(fixture.attach(&parent.id).sh("echo ready"), "ready\n<0>");
+        engine.pause(&parent.id).unwrap();
+        engine.checkpoint(&parent.id, &image).unwrap();
+        engine.destroy(&parent.id).unwrap();
+        (fixture, image)
+    });
+    let mut times: [Vec<Duration>; RESTORES.len()] = Default::default();
+    for round in 0..12 {
+        for (way, times) in times.iter_mut().enumerate() {
+            let (fixture, image) = &sources[way % 2];
+            let (engine, child) = (fixture.engine(), spec(limits(2, 1024, 4096, 512)));
+            if way == 2 {
+                engine.prepare_restore(&child, image).unwrap();
+            }
+            let started = Instant::now();
+            engine.restore(&child, image).unwrap();
+            let took = started.elapsed();
+            assert_eq!(fixture.attach(&child.id).sh("echo ready"), "ready\n<0>");
+            engine.destroy(&child.id).unwrap();
+            if round > 0 {
+                times.push(took);
+            }
+        }
+    }
+    for (way, mut times) in RESTORES.into_iter().zip(times) {
+        times.sort();
+        let (median, least, most) = (times[times.len() / 2], times[0], times[times.len() - 1]);
+        eprintln!("{way:>15}: p50 {median:?}, from {least:?} to {most:?}");
+        assert!(median < Duration::from_secs(5), "{way}: {times:?}");
     }
 }
 

@@ -107,3 +107,80 @@ pub(super) fn it_starts_anew_from_its_disk(fixture: &mut Fixture<'_>) {
     let absent = engine.boot(&fixture.spec(), &SandboxId::random());
     assert!(matches!(absent, Err(EngineError::NotFound(_))), "{absent:?}");
 }
+
+pub(super) fn one_that_was_prepared_is_taken(fixture: &mut Fixture<'_>) {
+    let (parent, image) = image(fixture);
+    let engine = fixture.engine();
+    engine.resume(&parent.id).unwrap();
+    let child = fixture.spec();
+    engine.prepare_restore(&child, &image).unwrap();
+    assert_eq!(fixture.presence(&child.id), Some(Presence::Created));
+    let again = engine.prepare_restore(&child, &image);
+    assert!(matches!(again, Err(EngineError::Exists(_))), "{again:?}");
+    let started = engine.start(&child.id);
+    assert!(matches!(started, Err(EngineError::WrongState { .. })), "{started:?}");
+    assert!(matches!(engine.create(&child), Err(EngineError::Exists(_))));
+    // What becomes of the parent meanwhile is none of its business.
+    assert_eq!(fixture.attach(&parent.id).sh("x=parent; echo parent >> kept"), "<0>");
+    engine.restore(&child, &image).unwrap();
+    assert_eq!(fixture.presence(&child.id), Some(Presence::Running));
+    assert!(matches!(engine.restore(&child, &image), Err(EngineError::Exists(_))));
+    assert_eq!(fixture.attach(&child.id).sh("echo $x; busybox cat kept"), "memory\ndisk\n<0>");
+    // It is a sandbox like any other.
+    engine.pause(&child.id).unwrap();
+    let next = SandboxId::random();
+    engine.checkpoint(&child.id, &next).unwrap();
+    let grandchild = fixture.spec();
+    engine.prepare_restore(&grandchild, &next).unwrap();
+    fixture.destroy(&child.id);
+    engine.restore(&grandchild, &next).unwrap();
+    assert_eq!(fixture.attach(&grandchild.id).sh("echo $x; busybox cat kept"), "memory\ndisk\n<0>");
+}
+
+pub(super) fn one_that_was_prepared_stands_still_and_outlives_its_host(fixture: &mut Fixture<'_>) {
+    let (parent, image) = image(fixture);
+    fixture.destroy(&parent.id);
+    let [taken, left] = [(); 2].map(|()| fixture.spec());
+    for spec in [&taken, &left] {
+        fixture.engine().prepare_restore(spec, &image).unwrap();
+    }
+    fixture.reopen();
+    let engine = fixture.engine();
+    let used = || engine.stats(&taken.id).unwrap().cpu_micros;
+    let before = used();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert!(used() - before < 1000, "it takes CPU time");
+    assert_eq!(fixture.presence(&taken.id), Some(Presence::Created));
+    engine.restore(&taken, &image).unwrap();
+    assert_eq!(fixture.attach(&taken.id).sh("echo $x; busybox cat kept"), "memory\ndisk\n<0>");
+    fixture.destroy(&taken.id);
+    fixture.destroy(&left.id);
+    fixture.assert_nothing_left();
+}
+
+pub(super) fn what_can_not_be_prepared_is_refused_and_leaves_nothing(fixture: &mut Fixture<'_>) {
+    let (parent, image) = image(fixture);
+    let engine = fixture.engine();
+    let disk = SandboxId::random();
+    engine.keep_disk(&parent.id, &disk).unwrap();
+    fixture.destroy(&parent.id);
+    let mut other = fixture.spec();
+    other.limits = limits(1, 512, 64, 100);
+    for (spec, image, said) in [
+        (&other, &image, "it was made with another set of limits"),
+        (&fixture.spec(), &disk, "it was made without memory"),
+    ] {
+        let refused = engine.prepare_restore(spec, image);
+        let Err(EngineError::Step { source, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!(source.to_string(), said);
+    }
+    let absent = engine.prepare_restore(&fixture.spec(), &SandboxId::random());
+    assert!(matches!(absent, Err(EngineError::NotFound(_))), "{absent:?}");
+    // One that was made for another image is none for this.
+    let spec = fixture.spec();
+    engine.prepare_restore(&spec, &image).unwrap();
+    let another = engine.restore(&spec, &disk);
+    assert!(matches!(another, Err(EngineError::Exists(_))), "{another:?}");
+    fixture.destroy(&spec.id);
+    fixture.assert_nothing_left();
+}

@@ -23,6 +23,10 @@ pub(super) fn check(fixture: &mut Fixture<'_>, feature: Feature) {
                 assert!(matches!(result, Err(EngineError::Unsupported { .. })), "{result:?}");
             }
         }
+        Feature::PrepareRestore => {
+            let result = engine.prepare_restore(&fixture.spec(), &SandboxId::random());
+            assert!(matches!(result, Err(EngineError::Unsupported { .. })), "{result:?}");
+        }
         Feature::Airlock => {
             for socket in [
                 AirlockSocket::DnsUdp,
@@ -41,7 +45,7 @@ pub(super) fn check(fixture: &mut Fixture<'_>, feature: Feature) {
         return;
     }
     match feature {
-        Feature::Checkpoint => {}
+        Feature::Checkpoint | Feature::PrepareRestore => {}
         // Which also shows that what the other engines are asked would be noticed.
         Feature::Airlock => assert!(!reached(&mut agent).is_empty(), "its network is sealed"),
         Feature::CpuLimit => {

@@ -154,7 +154,7 @@ impl Server {
     /// Waits until nothing is left of a sandbox that was killed: the answer to the client comes before.
     pub(crate) async fn settle(&self, id: &str) -> anyhow::Result<()> {
         let id = id.parse().context("the server's answer names no sandbox")?;
-        let paths = HostPaths { data: self.data().join("host"), cache: self.cache.clone() };
+        let paths = self.host_paths();
         let deadline = Instant::now() + STOP;
         // It is removed last.
         while paths.sandbox(&id).dir().exists() {
@@ -263,6 +263,11 @@ impl Server {
                 None => std::thread::sleep(INTERVAL),
             }
         }
+    }
+
+    /// Where its privileged half keeps things.
+    pub(crate) fn host_paths(&self) -> HostPaths {
+        HostPaths { data: self.data().join("host"), cache: self.cache.clone() }
     }
 
     fn data(&self) -> PathBuf {

@@ -57,15 +57,37 @@ impl Connection {
 
     /// `Sandbox.create()`.
     pub(crate) async fn create(&mut self, key: &str) -> anyhow::Result<Reach> {
-        let body = json!({"templateID": "base", "timeout": SANDBOX_TIMEOUT, "metadata": {}, "envVars": {}});
+        self.create_of(key, "base").await
+    }
+
+    /// The same from another template, or a snapshot.
+    pub(crate) async fn create_of(&mut self, key: &str, template: &str) -> anyhow::Result<Reach> {
+        let body = json!({"templateID": template, "timeout": SANDBOX_TIMEOUT, "metadata": {}, "envVars": {}});
+        Reach::read(&self.post(key, "/v2/sandboxes", &body).await?, false)
+    }
+
+    /// The start of `Sandbox.connect()`: resumes it if it is paused.
+    pub(crate) async fn connect(&mut self, key: &str, id: &str) -> anyhow::Result<Reach> {
+        let path = format!("/sandboxes/{id}/connect");
+        Reach::read(&self.post(key, &path, &json!({"timeout": SANDBOX_TIMEOUT})).await?, false)
+    }
+
+    /// One copy of a running sandbox.
+    pub(crate) async fn fork(&mut self, key: &str, id: &str) -> anyhow::Result<Reach> {
+        let path = format!("/sandboxes/{id}/fork");
+        let answer = self.post(key, &path, &json!({"count": 1, "timeout": SANDBOX_TIMEOUT})).await?;
+        Reach::read(answer.get(0).and_then(|copy| copy.get("sandbox")).context("nothing was copied")?, false)
+    }
+
+    async fn post(&mut self, key: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
         let request = self
-            .request(Method::POST, "/v2/sandboxes")
+            .request(Method::POST, path)
             .header("accept-encoding", "gzip, deflate")
             .header("x-api-key", key)
             .header("content-type", "application/json")
             .body(Full::from(body.to_string()).boxed())?;
         let answer = collect(self.sender.send_request(request).await?).await?;
-        Reach::read(&serde_json::from_slice(&answer)?, false)
+        Ok(serde_json::from_slice(&answer)?)
     }
 
     /// The start of `commands.run()`: the stream of what the process does.

@@ -38,6 +38,11 @@ const CONNECTIONS_SHARE: u64 = 5;
 /// Connections that make sense without being asked for.
 const CONNECTIONS: RangeInclusive<u64> = 128..=4096;
 
+/// Paused sandboxes whose next computer is made ahead, unless the operator says otherwise, and at most: some 15 MB of memory
+/// each, and a loop device.
+const AHEAD: u64 = 4;
+const MAX_AHEAD: u64 = 1024;
+
 /// What any of these numbers may be.
 const RANGE: RangeInclusive<u64> = 1..=1_000_000_000;
 
@@ -96,6 +101,7 @@ pub(crate) struct Host {
     disk_mib: Option<u64>,
     loop_devices: Option<u64>,
     connections: Option<u64>,
+    ahead: Option<u64>,
 }
 
 impl Quota {
@@ -113,7 +119,10 @@ impl Quota {
 impl Host {
     /// Checks that every number is in range.
     pub(super) fn check(&self) -> anyhow::Result<()> {
-        let Self { memory_mib, cpu_overcommit, disk_mib, loop_devices, connections } = *self;
+        let Self { memory_mib, cpu_overcommit, disk_mib, loop_devices, connections, ahead } = *self;
+        if let Some(ahead) = ahead.filter(|ahead| *ahead > MAX_AHEAD) {
+            bail!("host.ahead must be at most {MAX_AHEAD}, not {ahead}");
+        }
         in_range([
             ("host.memory_mib", memory_mib),
             ("host.cpu_overcommit", cpu_overcommit),
@@ -204,6 +213,7 @@ pub(crate) fn in_force(quota: Quota, host: Host, machine: Machine) -> Budgets {
             disk_mib: host.disk_mib.unwrap_or(machine.disk_mib * DISK_SHARE / 100),
         },
         connections: usize::try_from(connections).unwrap_or(usize::MAX),
+        ahead: usize::try_from(host.ahead.unwrap_or(AHEAD)).unwrap_or(usize::MAX),
     }
 }
 
@@ -218,7 +228,7 @@ mod tests {
         let budgets = in_force(Quota::default(), Host::default(), MACHINE);
         let capacity = Amount { sandboxes: 1024, cpus: 64, memory_mib: 16_000, disk_mib: 90_000 };
         assert_eq!(budgets.capacity, capacity);
-        assert_eq!(budgets.connections, 800);
+        assert_eq!((budgets.connections, budgets.ahead), (800, 4));
         let quota = Amount { sandboxes: 50, cpus: 100, memory_mib: 51_200, disk_mib: u64::MAX };
         assert_eq!(budgets.quota, quota);
         let tiny = in_force(Quota::default(), Host::default(), Machine { memory_mib: 500, ..MACHINE });
@@ -233,10 +243,11 @@ mod tests {
             disk_mib: Some(3),
             loop_devices: Some(4),
             connections: Some(5),
+            ahead: Some(0),
         };
         let budgets = in_force(Quota { sandboxes: 6, cpus: 7, memory_mib: 8 }, host, MACHINE);
         assert_eq!(budgets.capacity, Amount { sandboxes: 4, cpus: 8, memory_mib: 1, disk_mib: 3 });
-        assert_eq!(budgets.connections, 5);
+        assert_eq!((budgets.connections, budgets.ahead), (5, 0));
         let quota = Amount { sandboxes: 6, cpus: 7, memory_mib: 8, disk_mib: u64::MAX };
         assert_eq!(budgets.quota, quota);
     }

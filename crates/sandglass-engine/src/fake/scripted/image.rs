@@ -39,6 +39,13 @@ pub(super) fn write(
 
 /// Reads an image that a sandbox can be made from, and copies its files into `home`.
 pub(super) fn read(source: &Path, spec: &SandboxSpec, home: &Path) -> Result<Option<Inside>, EngineError> {
+    let inside = check(source, spec)?;
+    copy_folder(&source.join("home"), home).map_err(|error| step("copy the image's files", error))?;
+    Ok(inside)
+}
+
+/// What the script knew in an image that a sandbox can be made from.
+pub(super) fn check(source: &Path, spec: &SandboxSpec) -> Result<Option<Inside>, EngineError> {
     let failed = |error: io::Error| step("read the image", error);
     let text = fs_err::read(source.join("content.json")).map_err(failed)?;
     let content: Content = serde_json::from_slice(&text).map_err(|error| failed(error.into()))?;
@@ -49,7 +56,6 @@ pub(super) fn read(source: &Path, spec: &SandboxSpec, home: &Path) -> Result<Opt
     if content.limits != spec.limits {
         return Err(other("set of limits"));
     }
-    copy_folder(&source.join("home"), home).map_err(|error| step("copy the image's files", error))?;
     Ok(content.inside)
 }
 

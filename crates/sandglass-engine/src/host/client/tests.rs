@@ -58,6 +58,10 @@ impl Engine for ListEngine {
         self.create(spec)
     }
 
+    fn prepare_restore(&self, spec: &SandboxSpec, _: &SandboxId) -> Result<(), EngineError> {
+        self.create(spec)
+    }
+
     fn keep_disk(&self, id: &SandboxId, _: &SandboxId) -> Result<(), EngineError> {
         self.require(id)
     }
