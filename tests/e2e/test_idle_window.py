@@ -1,5 +1,6 @@
 """A sandbox that nobody uses any more ends, or is paused, if it or the operator asked for that."""
 
+import json
 import time
 from datetime import datetime
 
@@ -130,3 +131,27 @@ def test_nonsense_is_refused(server, idle):
     body = {"templateID": "base", "idleTimeout": idle}
     answer = httpx.post(f"{server.url}/v2/sandboxes", json=body, headers=server.headers, timeout=PATIENCE)
     assert answer.status_code == 400, answer.text
+
+
+def test_what_nobody_uses_can_be_found(server):
+    mark = {"mark": "found"}
+    command, unused, paused = (create(server, metadata=mark) for _ in range(3))
+    try:
+        command.commands.run("sleep 1000", background=True, timeout=0)
+        unused.commands.run("true")
+        paused.pause()
+
+        def found(idle: str) -> set[str]:
+            listed = server.cli("sandbox", "list", "--metadata", "mark=found", "--idle", idle, "--json").stdout
+            return {one["sandboxID"] for one in json.loads(listed)}
+
+        ids = [one.sandbox_id for one in (command, unused, paused)]
+        until(lambda: found("1s") == set(ids[1:]), within=PATIENCE, what="two of them are found")
+        assert found("0s") >= set(ids[1:])
+        assert found("1d") == set()
+        assert detail(server, command)["unused_for"] == 0
+        unused.commands.run("true")
+        until(lambda: detail(server, unused)["unused_for"] < 1, within=PATIENCE, what="it was used just now")
+    finally:
+        for one in (command, unused, paused):
+            one.kill()

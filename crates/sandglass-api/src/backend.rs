@@ -90,6 +90,9 @@ pub(crate) trait Backend: Send + Sync + 'static {
     async fn extend(&self, team: TeamId, id: &SandboxId, from_now: Duration) -> Result<SandboxRow, Error>;
     async fn events(&self, team: TeamId, id: &SandboxId) -> Result<Vec<Event>, Error>;
     async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error>;
+
+    /// How long nobody has used it, if that is known.
+    async fn unused(&self, team: TeamId, id: &SandboxId) -> Result<Option<Duration>, Error>;
     async fn set_policy(
         &self,
         team: TeamId,
@@ -288,6 +291,10 @@ impl Backend for Control {
 
     async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error> {
         Self::stats(self, team, id).await
+    }
+
+    async fn unused(&self, team: TeamId, id: &SandboxId) -> Result<Option<Duration>, Error> {
+        Self::unused(self, team, id).await
     }
 
     async fn set_policy(

@@ -480,6 +480,10 @@ impl Backend for Fake {
         self.change(team, id, |_| Stats { cpu_micros: 7, ..Stats::default() })
     }
 
+    async fn unused(&self, team: TeamId, id: &SandboxId) -> Result<Option<Duration>, Error> {
+        self.change(team, id, |_| Some(Duration::from_millis(90_500)))
+    }
+
     async fn set_policy(
         &self,
         team: TeamId,

@@ -223,6 +223,9 @@ struct SandboxDetailView {
     warnings: Vec<String>,
     /// `null` if it could not be measured.
     usage: Option<UsageView>,
+    /// For how many seconds nobody has used it, if it runs: no request or connection was open, and no command ran. It counts
+    /// from when this server took it up. If it is paused, for how long it is; otherwise, and if it does not say, `null`.
+    unused_for: Option<u64>,
     events: Vec<EventView>,
 }
 
@@ -275,7 +278,9 @@ async fn get_native(
         processes: stats.processes,
         disk_bytes: stats.disk_bytes,
     });
+    let unused = state.backend.unused(caller.0, &id).await?;
     Ok(axum::Json(SandboxDetailView {
+        unused_for: unused.map(|unused| unused.as_secs()),
         policy: row.policy.clone(),
         warnings: warnings(&*state.backend, &row),
         sandbox: SandboxView::new(row, &*state.backend),

@@ -63,6 +63,9 @@ pub(crate) const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
 /// How often a sandbox is resumed that others pause at the same time.
 pub(crate) const CONNECT_ATTEMPTS: u32 = 3;
 
+/// How long an agent may take to say for how long nobody has used its sandbox.
+const UNUSED_PATIENCE: Duration = Duration::from_secs(2);
+
 /// The wait between two looks whether they are gone.
 pub(crate) const REMOVAL_CHECK: Duration = Duration::from_millis(50);
 
@@ -569,6 +572,30 @@ impl Control {
     pub async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error> {
         self.sandbox(team, id).await?;
         Ok(self.0.host.stats(id).await?)
+    }
+
+    /// How long nobody has used a sandbox that runs, as far as this server knows, or since when it is paused; `None` in all
+    /// other states, and where its agent can't say.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], or the store failed.
+    pub async fn unused(&self, team: TeamId, id: &SandboxId) -> Result<Option<Duration>, Error> {
+        let state = self.record(team, id).await?.state;
+        match (state, self.live(id)) {
+            (SandboxState::Running, Some(live)) => match timeout(UNUSED_PATIENCE, live.unused()).await {
+                Ok(Ok(unused)) => Ok(Some(unused)),
+                Ok(Err(error)) => {
+                    tracing::debug!(sandbox = %id, error = %Chain(&error), "it does not say how long nobody has used it");
+                    Ok(None)
+                }
+                Err(_) => Ok(None),
+            },
+            (SandboxState::Paused, _) => {
+                let last = self.events(team, id).await?.pop();
+                Ok(last.map(|event| self.0.clock.now().since(event.at)))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// A sandbox that can be reached here and now, whoever asks: the guest has its own tokens.

@@ -19,7 +19,7 @@ use sandglass_types::{Error, ErrorKind, PauseMode, SandboxId, TeamId};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::agent::{self, Line};
@@ -74,6 +74,8 @@ pub struct Live {
     gone: CancellationToken,
     /// How many streams into it are open.
     streams: watch::Sender<usize>,
+    /// When the last one ended, or it was taken up.
+    used: Arc<Mutex<Instant>>,
     team: TeamId,
     traffic_token: Option<TrafficToken>,
     request_host: Option<RequestHost>,
@@ -104,6 +106,7 @@ impl Live {
             airlock,
             gone,
             streams,
+            used: Arc::new(Mutex::new(Instant::now())),
             team: row.team,
             traffic_token,
             request_host,
@@ -178,6 +181,15 @@ impl Live {
             return Ok(Duration::ZERO);
         }
         agent::idle(&self.line).await
+    }
+
+    /// How long nobody has used it: no stream was open and no command ran. It counts from when this server took it up.
+    pub(crate) async fn unused(&self) -> Result<Duration, Error> {
+        if *self.streams.borrow() > 0 {
+            return Ok(Duration::ZERO);
+        }
+        let unconnected = self.used.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+        Ok(self.idle().await?.min(unconnected))
     }
 
     /// Ends a [`Self::freeze`].
@@ -297,7 +309,7 @@ impl Live {
 
     fn count(&self, carrier: Carrier, place: OwnedSemaphorePermit) -> GuestStream {
         self.streams.send_modify(|open| *open += 1);
-        GuestStream { carrier, streams: self.streams.clone(), _place: place }
+        GuestStream { carrier, streams: self.streams.clone(), used: Arc::clone(&self.used), _place: place }
     }
 
     async fn flow(&self, target: Target) -> Result<Carrier, DialError> {
@@ -324,6 +336,7 @@ impl Live {
 pub struct GuestStream {
     carrier: Carrier,
     streams: watch::Sender<usize>,
+    used: Arc<Mutex<Instant>>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -348,6 +361,7 @@ fn whole(
 
 impl Drop for GuestStream {
     fn drop(&mut self) {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         self.streams.send_modify(|open| *open -= 1);
     }
 }

@@ -201,6 +201,9 @@ pub(crate) enum Sandbox {
         /// Only those that were made so long ago, or earlier: 90s, 15m, 1h, 2d
         #[arg(long, value_name = "TIME", value_parser = select::span)]
         older: Option<Duration>,
+        /// Only those that nobody has used for so long, or that are paused for so long
+        #[arg(long, value_name = "TIME", value_parser = select::span)]
+        idle: Option<Duration>,
     },
     /// Show one sandbox
     Info {

@@ -42,8 +42,8 @@ pub(crate) fn run(args: cli::Run) -> anyhow::Result<ExitCode> {
 /// `sandglass sandbox …`.
 pub(crate) fn sandbox(verb: cli::Sandbox) -> anyhow::Result<ExitCode> {
     match verb {
-        cli::Sandbox::List { remote, metadata, older } => {
-            block_on(list(&remote, &Selection { metadata, older }))
+        cli::Sandbox::List { remote, metadata, older, idle } => {
+            block_on(list(&remote, &Selection { metadata, older, idle }))
         }
         cli::Sandbox::Info { remote, id } => block_on(info(&remote, &id)),
         cli::Sandbox::Kill { remote, ids } => block_on(kill(&remote, &ids)),
@@ -100,9 +100,21 @@ fn finish(outcome: &Outcome, json: bool) -> anyhow::Result<ExitCode> {
 }
 
 async fn list(remote: &cli::Remote, selection: &Selection) -> anyhow::Result<ExitCode> {
-    let mut sandboxes = Api::new(remote)?.list(&selection.query()).await?;
+    let api = Api::new(remote)?;
+    let mut sandboxes = api.list(&selection.query()).await?;
     let now = SystemClock.now();
     sandboxes.retain(|listed| selection.has_age(listed, now));
+    if selection.idle.is_some() {
+        let mut idle = Vec::new();
+        for listed in sandboxes {
+            let id = listed["sandboxID"].as_str().context("the server lists a sandbox without its id")?;
+            // It may have ended meanwhile.
+            if api.info(id).await.is_ok_and(|info| selection.is_idle(&info)) {
+                idle.push(listed);
+            }
+        }
+        sandboxes = idle;
+    }
     if remote.json {
         print_json(&Value::Array(sandboxes))?;
         return Ok(ExitCode::SUCCESS);

@@ -497,6 +497,7 @@ async fn native_answers_say_what_isolates() {
     assert_eq!(sandbox["engine"], "fake");
     assert_eq!(sandbox["network"], "policy");
     assert_eq!(sandbox["usage"]["cpu_micros"], 7);
+    assert_eq!(sandbox["unused_for"], 90);
     assert_eq!(sandbox["events"][0]["at"], "1970-01-01T00:00:00.000Z");
     assert_eq!(sandbox["limits"]["memory_mib"], 1024);
     assert!(!answer.body.contains("hunter2") && !answer.body.contains("token\""), "{}", answer.body);

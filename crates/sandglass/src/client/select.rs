@@ -1,4 +1,4 @@
-//! Which sandboxes to list: by their labels, which the server compares, and by their age.
+//! Which sandboxes to list: by their labels, which the server compares, by their age, and by when they were used last.
 
 use std::time::Duration;
 
@@ -12,6 +12,8 @@ pub(crate) struct Selection {
     pub(crate) metadata: Vec<(String, String)>,
     /// Made so long ago, or earlier.
     pub(crate) older: Option<Duration>,
+    /// Used by nobody for so long, or longer.
+    pub(crate) idle: Option<Duration>,
 }
 
 impl Selection {
@@ -30,6 +32,13 @@ impl Selection {
         let Some(older) = self.older else { return true };
         let made = listed["startedAt"].as_str().and_then(|text| text.parse::<Timestamp>().ok());
         made.is_none_or(|made| now.since(made) >= older)
+    }
+
+    /// Whether nobody has used a sandbox for long enough of which this is told. One of which that can't be said is not shown:
+    /// somebody may be about to end what is listed.
+    pub(crate) fn is_idle(&self, info: &Value) -> bool {
+        let Some(idle) = self.idle else { return true };
+        info["unused_for"].as_u64().is_some_and(|unused| unused >= idle.as_secs())
     }
 }
 
@@ -89,11 +98,21 @@ mod tests {
 
     #[test]
     fn labels_are_escaped_as_the_server_reads_them() {
-        let of = |text| Selection { metadata: vec![label(text).unwrap()], older: None }.query();
+        let of = |text| Selection { metadata: vec![label(text).unwrap()], ..Selection::default() }.query();
         assert_eq!(of("a=b c"), "&metadata=a%253Db%252520c");
         assert_eq!(of("a=b=c"), "&metadata=a%253Db%25253Dc");
         assert_eq!(Selection::default().query(), "");
         assert!(label("a").is_err());
+    }
+
+    #[test]
+    fn only_what_is_known_to_be_unused_is_idle() {
+        let told = |unused: Value| serde_json::json!({ "unused_for": unused });
+        let idle = Selection { idle: Some(Duration::from_secs(60)), ..Selection::default() };
+        assert!(idle.is_idle(&told(60.into())));
+        assert!(!idle.is_idle(&told(59.into())));
+        assert!(!idle.is_idle(&told(Value::Null)) && !idle.is_idle(&Value::Null));
+        assert!(Selection::default().is_idle(&told(Value::Null)));
     }
 
     #[test]
