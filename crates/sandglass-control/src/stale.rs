@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use sandglass_types::SnapshotId;
 use tokio::time::Instant;
 
 /// The wait between two tries for one template: a failure costs a whole start, and mostly comes again.
 const TRY_EVERY: Duration = Duration::from_secs(600);
 
 /// What is known of one template.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default)]
 struct Known {
-    stale: bool,
+    /// The image that could not be used; another one is not meant.
+    image: Option<SnapshotId>,
     tried: Option<Instant>,
 }
 
@@ -21,20 +23,21 @@ struct Known {
 pub(crate) struct Stale(Mutex<BTreeMap<String, Known>>);
 
 impl Stale {
-    /// Its image could not be used.
-    pub(crate) fn note(&self, template: &str) {
+    /// This image of it could not be used.
+    pub(crate) fn note(&self, template: &str, image: &SnapshotId) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.entry(template.to_owned()).or_default().stale = true;
+        all.entry(template.to_owned()).or_default().image = Some(image.clone());
     }
 
-    /// Those whose turn it is. Each is tried by whoever asks.
-    pub(crate) fn due(&self, now: Instant) -> Vec<String> {
+    /// Those whose turn it is, with that image. Each is tried by whoever asks.
+    pub(crate) fn due(&self, now: Instant) -> Vec<(String, SnapshotId)> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let long_ago = |known: &Known| known.tried.is_none_or(|tried| now.duration_since(tried) >= TRY_EVERY);
-        let due = all.iter_mut().filter(|(_, known)| known.stale && long_ago(known));
-        due.map(|(name, known)| {
-            *known = Known { stale: false, tried: Some(now) };
-            name.clone()
+        let due = all.iter_mut().filter(|(_, known)| long_ago(known));
+        due.filter_map(|(name, known)| {
+            let image = known.image.take()?;
+            known.tried = Some(now);
+            Some((name.clone(), image))
         })
         .collect()
     }
@@ -47,14 +50,15 @@ mod tests {
     #[test]
     fn what_is_stale_is_tried_once_and_not_often() {
         let (stale, now) = (Stale::default(), Instant::now());
-        assert_eq!(stale.due(now), [""; 0]);
-        stale.note("web");
-        stale.note("web");
-        assert_eq!(stale.due(now), ["web"]);
-        assert_eq!(stale.due(now + TRY_EVERY), [""; 0], "it was done");
-        stale.note("web");
-        stale.note("api");
-        assert_eq!(stale.due(now + Duration::from_secs(1)), ["api"]);
-        assert_eq!(stale.due(now + TRY_EVERY), ["web"]);
+        let [first, second] = [(); 2].map(|()| SnapshotId::random());
+        assert_eq!(stale.due(now), []);
+        stale.note("web", &first);
+        stale.note("web", &first);
+        assert_eq!(stale.due(now), [("web".into(), first.clone())]);
+        assert_eq!(stale.due(now + TRY_EVERY), [], "it was done");
+        stale.note("web", &second);
+        stale.note("api", &first);
+        assert_eq!(stale.due(now + Duration::from_secs(1)), [("api".into(), first)]);
+        assert_eq!(stale.due(now + TRY_EVERY), [("web".into(), second)]);
     }
 }

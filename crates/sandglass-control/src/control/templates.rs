@@ -74,7 +74,7 @@ impl Control {
             let Some(row) = find().await?.filter(|row| row.id == found.id) else { continue };
             let own = shared.config.templates.get(name);
             if own.is_some_and(|own| !is_of(&row, own, shared.config.limits)) {
-                shared.stale.note(name);
+                shared.stale.note(name, &row.id);
                 return Ok(None);
             }
             let Purpose::Template(spec) = row.purpose.clone() else { return Ok(None) };

@@ -182,7 +182,7 @@ pub(super) async fn bring_up(means: Means, origin: Origin) -> Result<CameUp, Err
     let why =
         format!("the image of its template could not be restored: {}; it was started cold", Chain(&error));
     tracing::warn!(sandbox = %row.id, template = row.template, error = %Chain(&error), "it is started cold");
-    shared.stale.note(&row.template);
+    shared.stale.note(&row.template, lease.id());
     first.gone.cancel();
     sandglass_failpoint::hit_async("control.template.cold").await.map_err(crate::injected)?;
     shared.host.destroy(&row.id).await?;

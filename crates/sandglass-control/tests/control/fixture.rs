@@ -22,7 +22,7 @@ use sandglass_linux::fdpass;
 use sandglass_store::{SandboxRow, SqliteStore, Store};
 use sandglass_types::clock::ManualClock;
 use sandglass_types::{
-    Clock as _, EndReason, Error, InstanceId, Lifetime, SandboxId, SandboxState, SystemClock, TeamId,
+    Clock as _, Digest, EndReason, Error, InstanceId, Lifetime, SandboxId, SandboxState, SystemClock, TeamId,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -60,6 +60,8 @@ pub(crate) struct World {
     pub(crate) budgets: Budgets,
     /// What sandboxes may reach at most.
     pub(crate) operator: Operator,
+    /// Content of the root file system of `base`, if it is another one than that of nothing.
+    pub(crate) rootfs: Option<Digest>,
 }
 
 impl World {
@@ -74,6 +76,7 @@ impl World {
             patience: Patience { clock_check: Duration::from_millis(100), ..Patience::default() },
             budgets: Budgets::UNBOUNDED,
             operator: Operator::default(),
+            rootfs: None,
         }
     }
 
@@ -132,7 +135,8 @@ impl World {
             Some(team) => team.id,
             None => store.create_team("default", self.clock.now()).await.unwrap().id,
         };
-        let base = template::unbuilt("base").unwrap();
+        let mut base = template::unbuilt("base").unwrap();
+        base.rootfs = self.rootfs.unwrap_or(base.rootfs);
         let config = Config {
             templates: HashMap::from([(base.name.clone(), base)]),
             max_lifetime: DAY,

@@ -239,3 +239,37 @@ async fn a_copy_has_all_of_its_time_also_if_it_is_started_cold() {
     world.nothing_left().await;
     server.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_of_another_root_file_system_than_the_server_s_own_is_not_used() {
+    let mut world = World::scripted(Manner::Obedient);
+    let mut server = world.start().await.unwrap();
+    keep(&server, "base").await;
+    keep(&server, "web").await;
+    assert!(server.control.template("base").await.unwrap().image.is_some());
+    server.stop().await;
+    world.rootfs = Some(sandglass_types::Digest::from_bytes([7; 32]));
+    server = world.start().await.unwrap();
+    let before = world.trouble.calls("restore");
+    let row = create_of(&server, "base").await.unwrap();
+    assert_eq!((row.start_path, row.generation.0), (StartPath::Cold, 1));
+    assert_eq!(row.rootfs, world.rootfs.unwrap());
+    assert_eq!(world.trouble.calls("restore"), before);
+    assert_eq!(server.control.template("base").await.unwrap().image, None);
+    // One that was built on it stays on what it was built on.
+    let web = create_of(&server, "web").await.unwrap();
+    assert_eq!(web.start_path, StartPath::Restore);
+    assert_ne!(web.rootfs, row.rootfs);
+    let names = server.control.templates().await.unwrap().into_iter().map(|template| template.name);
+    assert_eq!(names.collect::<Vec<_>>(), ["base", "web"]);
+    server.control.delete_template("web").await.unwrap();
+    assert_eq!(server.control.delete_template("web").await.unwrap_err().kind(), ErrorKind::NotFound);
+    server.control.delete_template("base").await.unwrap();
+    assert_eq!(server.control.delete_template("base").await.unwrap_err().kind(), ErrorKind::Forbidden);
+    assert_eq!(images(&server).await, []);
+    for id in [row.id, web.id] {
+        server.kill(&id).await;
+    }
+    world.nothing_left().await;
+    server.stop().await;
+}

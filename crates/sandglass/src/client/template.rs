@@ -49,14 +49,13 @@ async fn build(remote: &cli::Remote, dir: &Path) -> anyhow::Result<ExitCode> {
         built = build_in(&api, &sandbox, &folder) => built,
         _ = &mut interrupted => Err(anyhow::anyhow!("interrupted")),
     };
-    let killed = api.kill(&sandbox.id).await;
-    let built = built.context("the template was not built, and is as it was before")?;
-    if let Err(error) = killed {
+    if let Err(error) = api.kill(&sandbox.id).await {
         eprintln!(
-            "sandglass: the template is built, but its sandbox {} could not be ended: {error:#}",
+            "sandglass: the sandbox of the build, {}, could not be ended, and ends by itself within an hour: {error:#}",
             sandbox.id
         );
     }
+    let built = built.context("the template was not built, and is as it was before")?;
     if remote.json {
         print_json(&built)?;
     } else {

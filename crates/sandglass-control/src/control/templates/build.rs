@@ -222,10 +222,10 @@ impl Control {
 
     /// Makes images anew that could not be used.
     pub(in crate::control) fn renew_templates(&self) {
-        for name in self.shared().stale.due(Instant::now()) {
+        for (name, image) in self.shared().stale.due(Instant::now()) {
             let control = self.clone();
             let renewing = async move {
-                match control.renew(&name).await {
+                match control.renew(&name, &image).await {
                     Ok(()) => tracing::info!(template = name, "its image was made anew"),
                     Err(error) => {
                         tracing::error!(template = name, error = %Chain(&error), "its image can't be made anew; build it");
@@ -236,11 +236,11 @@ impl Control {
         }
     }
 
-    async fn renew(&self, name: &str) -> Result<(), Error> {
+    async fn renew(&self, name: &str, image: &SnapshotId) -> Result<(), Error> {
         let shared = self.shared();
-        let Some(row) = shared.store.template(shared.node, name).await.map_err(stored)? else {
-            return Ok(());
-        };
+        let found = shared.store.template(shared.node, name).await.map_err(stored)?;
+        // It has another one by now, or none.
+        let Some(row) = found.filter(|row| row.id == *image) else { return Ok(()) };
         let sandglass_store::Purpose::Template(spec) = row.purpose.clone() else { return Ok(()) };
         let defaults = shared.defaults(row.defaults.as_ref(), name)?;
         let model = match shared.config.templates.get(name) {
