@@ -71,6 +71,7 @@ impl Fake {
             engine: EngineInfo {
                 name: "fake".into(),
                 version: "1".into(),
+                agent: None,
                 isolation: Isolation::None,
                 refuses: BTreeSet::from([Feature::Checkpoint]),
             },

@@ -170,6 +170,7 @@ impl TemplateDefinition {
                 ready: self.ready.clone(),
                 ready_timeout,
                 pool: self.pool,
+                agent: None,
             },
             limits: self.limits(&base)?,
             defaults: self.defaults(base.defaults)?,

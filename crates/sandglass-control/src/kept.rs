@@ -99,8 +99,14 @@ mod tests {
         let source = SandboxId::random();
         let long_ago = row(&source, Timestamp::from_millis(0));
         let now = Timestamp::from_millis(1_764_424_800_000);
-        let template =
-            TemplateSpec { base: "base".into(), start: None, ready: None, ready_timeout: 1, pool: 0 };
+        let template = TemplateSpec {
+            base: "base".into(),
+            start: None,
+            ready: None,
+            ready_timeout: 1,
+            pool: 0,
+            agent: None,
+        };
         let template = Box::new(template);
         let name = Some(SnapshotName { name: "mine".into(), tag: "default".into() });
         let rows = [

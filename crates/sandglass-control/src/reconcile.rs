@@ -234,7 +234,14 @@ pub(crate) mod tests {
         use ImageState::{Deleting, Ready, Writing};
         let id = SnapshotId::random();
         let images = BTreeSet::from([id.image()]);
-        let spec = TemplateSpec { base: "base".into(), start: None, ready: None, ready_timeout: 0, pool: 0 };
+        let spec = TemplateSpec {
+            base: "base".into(),
+            start: None,
+            ready: None,
+            ready_timeout: 0,
+            pool: 0,
+            agent: None,
+        };
         for (purpose, passing) in [
             (Purpose::Snapshot, [true, false, true]),
             (Purpose::Fork, [true, true, true]),

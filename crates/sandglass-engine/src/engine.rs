@@ -63,6 +63,9 @@ pub struct EngineInfo {
     pub name: String,
     /// The version of the program behind it, for people and for snapshots to pin.
     pub version: String,
+    /// The agent of new sandboxes, by its content; `None` where it is part of something else.
+    #[serde(default)]
+    pub agent: Option<Digest>,
     /// The boundary that it builds.
     pub isolation: Isolation,
     /// All that it does not do.

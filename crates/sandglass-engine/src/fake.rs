@@ -262,6 +262,7 @@ impl Engine for FakeEngine {
         EngineInfo {
             name: NAME.into(),
             version: env!("CARGO_PKG_VERSION").into(),
+            agent: None,
             isolation: Isolation::None,
             refuses: self.refuses(),
         }

@@ -55,7 +55,7 @@ use std::time::{Duration, Instant};
 use sandglass_linux::cgroup::{CgroupError, Leaf};
 use sandglass_linux::mount::MountNamespace;
 use sandglass_linux::process::{self, Cpus, PidFd, Watch, adopt_orphans};
-use sandglass_types::{InstanceId, SandboxId};
+use sandglass_types::{Digest, InstanceId, SandboxId};
 
 use self::control::Control;
 use self::exit::{Evidence, classify};
@@ -202,8 +202,19 @@ impl GvisorEngine {
         Ok(engine)
     }
 
-    fn pinned(&self, spec: &SandboxSpec) -> Pinned {
-        Pinned { rootfs: spec.rootfs, agent: self.layer.digest, runsc: self.runsc.version.clone() }
+    /// What a sandbox is made with. One that comes back with its memory has the agent that runs in it, if that is still
+    /// in the cache folder; every other has today's.
+    fn pinned(&self, spec: &SandboxSpec, source: &Source) -> Result<Pinned, EngineError> {
+        let own = source.agent()?.filter(|agent| layer::path(&self.holdings.paths, agent).is_dir());
+        let agent = own.unwrap_or(self.layer.digest);
+        Ok(Pinned { rootfs: spec.rootfs, agent, runsc: self.runsc.version.clone() })
+    }
+
+    /// The same, unless its image was made with something else.
+    fn matching(&self, spec: &SandboxSpec, source: &Source) -> Result<Pinned, EngineError> {
+        let pinned = self.pinned(spec, source)?;
+        source.check(&pinned, spec.limits)?;
+        Ok(pinned)
     }
 
     fn presence(&self, id: &SandboxId) -> Result<Presence, EngineError> {
@@ -271,8 +282,8 @@ impl GvisorEngine {
         let lock_of = self.locks.of(&spec.id);
         let _held = lock(&lock_of);
         self.expect_nothing(&spec.id)?;
-        source.check(&self.pinned(spec), spec.limits)?;
-        self.whole_or_not_at_all(&spec.id, || self.make_parts(spec, source).map(drop))
+        let pinned = self.matching(spec, source)?;
+        self.whole_or_not_at_all(&spec.id, || self.make_parts(spec, source, pinned).map(drop))
     }
 
     /// Makes what is left to be made of a sandbox; takes all of it apart again if that fails. The caller holds its lock.
@@ -335,7 +346,7 @@ impl GvisorEngine {
     }
 
     /// Makes it, and all that is in an image unless that is brought back over the control socket.
-    fn make_parts(&self, spec: &SandboxSpec, source: &Source) -> Result<Record, EngineError> {
+    fn make_parts(&self, spec: &SandboxSpec, source: &Source, pinned: Pinned) -> Result<Record, EngineError> {
         let id = &spec.id;
         let rootfs = self.holdings.paths.rootfs(&spec.rootfs);
         if !rootfs.is_dir() {
@@ -349,8 +360,7 @@ impl GvisorEngine {
             .and_then(|()| deadline::keep(paths.dir(), spec.deadline, Moment::now()))
             .map_err(|error| step("make the sandbox's folder", error))?;
         sandglass_failpoint::hit("engine.create.record")?;
-        let mut record =
-            Record::new(id.clone(), self.pinned(spec), spec.limits, self.holdings.boot_id.clone());
+        let mut record = Record::new(id.clone(), pinned, spec.limits, self.holdings.boot_id.clone());
         self.save(&record)?;
         let network = if self.over_socket { Network::OverControlSocket } else { Network::Namespace };
         let checkpoint = source.checkpoint().filter(|_| !self.over_socket);
@@ -359,7 +369,7 @@ impl GvisorEngine {
             || self.holdings.cgroups.expect_move(),
             || {
                 side_by_side(
-                    || self.make_disk(spec, source, &paths, &rootfs),
+                    || self.make_disk(spec, source, &record.pinned.agent, &paths, &rootfs),
                     || self.make_surroundings(spec, network, &paths, &leaf),
                 )
             },
@@ -415,6 +425,7 @@ impl GvisorEngine {
         &self,
         spec: &SandboxSpec,
         source: &Source,
+        agent: &Digest,
         paths: &SandboxPaths,
         rootfs: &Path,
     ) -> Result<MountNamespace, EngineError> {
@@ -425,7 +436,8 @@ impl GvisorEngine {
                 .map_err(|error| step("copy the image's disk", error))?,
         }
         sandglass_failpoint::hit("engine.create.attach")?;
-        make::mount(paths, &self.layer.path, rootfs, spec.limits.memory_mib())
+        let layer = layer::path(&self.holdings.paths, agent);
+        make::mount(paths, &layer, rootfs, spec.limits.memory_mib())
     }
 
     /// Network, files, and the control group with its limits.
@@ -528,6 +540,7 @@ impl Engine for GvisorEngine {
         EngineInfo {
             name: NAME.into(),
             version: self.runsc.version.clone(),
+            agent: Some(self.layer.digest),
             isolation: Isolation::UserspaceKernel,
             refuses: if self.over_socket { BTreeSet::new() } else { [Feature::PrepareRestore].into() },
         }
@@ -621,10 +634,10 @@ impl Engine for GvisorEngine {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let prepared = self.take_prepared(id, image)?;
-        source.check(&self.pinned(spec), spec.limits)?;
+        let pinned = self.matching(spec, &source)?;
         self.whole_or_not_at_all(id, || {
             let record = match prepared {
-                None => self.make_parts(spec, &source)?,
+                None => self.make_parts(spec, &source, pinned)?,
                 Some(record) => {
                     deadline::keep(self.holdings.paths.sandbox(id).dir(), spec.deadline, Moment::now())
                         .map_err(|error| step("keep the deadline", error))?;
@@ -646,9 +659,9 @@ impl Engine for GvisorEngine {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         self.expect_nothing(id)?;
-        source.check(&self.pinned(spec), spec.limits)?;
+        let pinned = self.matching(spec, &source)?;
         self.whole_or_not_at_all(id, || {
-            let record = self.make_parts(spec, &source)?;
+            let record = self.make_parts(spec, &source, pinned)?;
             sandglass_failpoint::hit("engine.prepare.freeze")?;
             self.signal(&record, process::Signal::STOP)
         })

@@ -58,7 +58,7 @@ fn template_name(reference: &Reference) -> Option<&str> {
 
 impl Control {
     /// The image of a running state of the template of this name, if it has one that fits what the server is today. That
-    /// the engine or the agent is another one is found by whoever restores it.
+    /// the engine is another one, or the agent in it is gone, is found by whoever restores it.
     ///
     /// # Errors
     /// The store failed.
@@ -78,6 +78,10 @@ impl Control {
                 return Ok(None);
             }
             let Purpose::Template(spec) = row.purpose.clone() else { return Ok(None) };
+            if spec.agent != shared.engine.agent {
+                // It serves until there is one with today's.
+                shared.stale.note(name, &row.id);
+            }
             return Ok(Some(RunningImage { row, spec, lease }));
         }
         Ok(None)
@@ -134,6 +138,7 @@ impl Control {
         defaults: CommandDefaults,
     ) -> Result<SnapshotRow, Error> {
         let source = self.capturable(team, id, ErrorKind::Conflict).await?;
+        let spec = TemplateSpec { agent: self.shared().engine.agent, ..spec };
         let purpose = Purpose::Template(Box::new(spec));
         let new = NewSnapshot {
             template: name.to_owned(),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sandglass_types::error::Chain;
-use sandglass_types::{Limits, SandboxId};
+use sandglass_types::{Digest, Limits, SandboxId};
 use serde::{Deserialize, Serialize};
 
 use super::record::Pinned;
@@ -74,6 +74,14 @@ impl Source {
     /// Most bytes of the disk that may be copied where blocks can't be shared.
     pub(super) const fn most_copied(&self) -> Option<u64> {
         if let Self::Ahead(..) = self { Some(MOST_COPIED_AHEAD) } else { None }
+    }
+
+    /// The agent in its memory, if that is brought back.
+    pub(super) fn agent(&self) -> Result<Option<Digest>, EngineError> {
+        match self {
+            Self::Blank | Self::Disk(_) => Ok(None),
+            Self::Image(image) | Self::Ahead(image, _) => Ok(Some(image.meta()?.pinned.agent)),
+        }
     }
 
     /// Refuses an image that this sandbox can't be made from.
@@ -269,8 +277,6 @@ fn sync(folder: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use sandglass_types::Digest;
-
     use super::*;
 
     fn pinned() -> Pinned {

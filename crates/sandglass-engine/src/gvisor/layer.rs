@@ -33,6 +33,11 @@ pub(super) struct Layer {
     pub(super) path: PathBuf,
 }
 
+/// The root of the layer of this name.
+pub(super) fn path(paths: &HostPaths, layer: &Digest) -> PathBuf {
+    paths.agents().join(layer.to_string()).join("layer")
+}
+
 /// Makes sure that the layer with this guest binary exists.
 pub(super) fn ensure(paths: &HostPaths, guest: &Path) -> Result<Layer, EngineError> {
     build(paths, guest)
@@ -57,13 +62,13 @@ fn build(paths: &HostPaths, guest: &Path) -> io::Result<Layer> {
         ("/etc/hosts", HOSTS.as_bytes(), 0o644),
     ];
     let digest = digest(&files);
-    let home = paths.agents().join(digest.to_string());
-    let path = home.join("layer");
+    let path = path(paths, &digest);
     if path.exists() {
         return Ok(Layer { digest, path });
     }
-    fs_err::create_dir_all(&home)?;
-    let aside = tempfile::Builder::new().prefix(".making-").tempdir_in(&home)?;
+    let home = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    fs_err::create_dir_all(home)?;
+    let aside = tempfile::Builder::new().prefix(".making-").tempdir_in(home)?;
     let root = aside.path().join("layer");
     for (name, content, mode) in files {
         let file = root.join(name.trim_start_matches('/'));

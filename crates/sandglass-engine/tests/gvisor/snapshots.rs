@@ -1,5 +1,8 @@
 //! Checkpoint and restore: memory, processes and disk come back together or not at all.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
 use sandglass_engine::engine::{Engine as _, EngineError};
 use sandglass_types::SandboxId;
 
@@ -52,15 +55,37 @@ fn a_refused_checkpoint_leaves_the_sandbox_alive_and_no_image() {
 }
 
 #[test]
-fn an_image_with_another_agent_is_refused_and_leaves_nothing() {
+fn an_image_is_restored_with_its_own_agent_as_long_as_that_is_there() {
     let mut fixture = Fixture::new();
     let (parent, _agent) = fixture.run();
     let image = SandboxId::random();
     fixture.engine().pause(&parent.id).unwrap();
     fixture.engine().checkpoint(&parent.id, &image).unwrap();
     fixture.engine().destroy(&parent.id).unwrap();
+    let layers = || -> BTreeSet<PathBuf> {
+        let agents = std::fs::read_dir(fixture.path().join("cache/agents")).unwrap();
+        agents.map(|entry| entry.unwrap().path()).collect()
+    };
+    let before = layers();
     std::fs::write(fixture.path().join("agent"), "#!/bin/busybox sh\n").unwrap();
     fixture.reopen();
+    let child = spec(parent.limits);
+    fixture.engine().restore(&child, &image).unwrap();
+    assert_eq!(fixture.attach(&child.id).sh("echo works"), "works\n<0>");
+    // What is made of it has that agent as well.
+    let next = SandboxId::random();
+    fixture.engine().pause(&child.id).unwrap();
+    fixture.engine().checkpoint(&child.id, &next).unwrap();
+    fixture.engine().destroy(&child.id).unwrap();
+    fixture.engine().remove_image(&image).unwrap();
+    let child = spec(parent.limits);
+    fixture.engine().restore(&child, &next).unwrap();
+    fixture.engine().destroy(&child.id).unwrap();
+
+    for layer in before {
+        std::fs::remove_dir_all(layer).unwrap();
+    }
+    let image = next;
     let Err(EngineError::Step { source, .. }) = fixture.engine().restore(&spec(parent.limits), &image) else {
         panic!()
     };

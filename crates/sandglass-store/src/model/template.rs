@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use sandglass_types::Digest;
 use serde::{Deserialize, Serialize};
 
 /// What commands in a sandbox have that say nothing else.
@@ -28,6 +29,9 @@ pub struct TemplateSpec {
     pub ready_timeout: u32,
     /// How many unused copies are kept ready.
     pub pool: u32,
+    /// The agent that its image has, as the engine names it.
+    #[serde(default)]
+    pub agent: Option<Digest>,
 }
 
 /// Which way a sandbox came to run.

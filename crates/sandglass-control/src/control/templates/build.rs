@@ -188,6 +188,7 @@ impl Control {
                 ready: None,
                 ready_timeout: 1,
                 pool: 0,
+                agent: None,
             },
             defaults: own.defaults(),
             limits: shared.config.limits,

@@ -28,6 +28,7 @@ impl Engine for ListEngine {
         EngineInfo {
             name: "list".into(),
             version: "0".into(),
+            agent: None,
             isolation: Isolation::None,
             refuses: BTreeSet::from([Feature::Checkpoint]),
         }
