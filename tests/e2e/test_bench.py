@@ -72,6 +72,18 @@ def test_egress():
 
 
 @pytest.mark.timeout(300)
+def test_pool():
+    found = samples(bench("pool", "-n", "2", "--warmup", "0"))
+    assert {name: len(values) for name, values in found.items()} == {
+        "create to first output": 2,
+        "of it, create": 2,
+        "reference: in a sandbox that runs": 2,
+        "the same of 20 at once": 20,
+    }
+    assert min(value for values in found.values() for value in values) > 0
+
+
+@pytest.mark.timeout(300)
 def test_restore():
     found = samples(bench("restore", "-n", "2", "--warmup", "0"))
     assert {name: len(values) for name, values in found.items()} == {
@@ -131,6 +143,6 @@ def test_without_a_server_a_bench_fails(server):
     assert result.returncode == 1 and "127.0.0.1:1" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["cold-create", "exec", "transfer", "idle", "soak", "restore"])
+@pytest.mark.parametrize("name", ["cold-create", "exec", "transfer", "idle", "soak", "restore", "pool"])
 def test_every_bench_is_listed_with_its_target(server, name):
     assert any(line.startswith(name) for line in server.cli("bench", "--list").stdout.splitlines())

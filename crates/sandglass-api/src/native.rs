@@ -99,7 +99,8 @@ struct SandboxView {
     generation: u32,
     /// `template`, `snapshot` or `fork`.
     origin: &'static str,
-    /// Which way it came to run: `cold`, or `restore` from an image of a running state.
+    /// Which way it came to run: `cold`, `restore` from an image of a running state, or `pool` if that was done before
+    /// anybody asked.
     start_path: &'static str,
     /// The template, snapshot or sandbox that it was made from, which may be gone by now.
     made_from: String,

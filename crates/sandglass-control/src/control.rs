@@ -1,10 +1,12 @@
 //! The verbs of the product, as the API calls them.
 
+mod pools;
 mod snapshots;
 mod templates;
 
 use self::snapshots::Model;
 
+pub use self::pools::MAX_POOL;
 pub use self::snapshots::{ListSnapshots, MAX_CHILDREN};
 pub use self::templates::KnownTemplate;
 
@@ -74,6 +76,10 @@ pub(crate) const REMOVAL_CHECK: Duration = Duration::from_millis(50);
 pub struct Config {
     /// Templates by name.
     pub templates: HashMap<String, Template>,
+    /// How many unused copies of a template's running state are kept ready, where that is not as the template says.
+    pub pools: HashMap<String, u32>,
+    /// Whether such a copy runs two login shells before it is handed out. Agents that are scripts can't.
+    pub warm_up: bool,
     /// The longest that a sandbox may live, from its creation or from when it was last resumed.
     pub max_lifetime: Duration,
     /// How long nobody may use a sandbox whose client did not say, if that is bounded.
@@ -172,6 +178,8 @@ impl Control {
         }
         let reconciler = control.clone();
         control.0.tasks.spawn(async move { reconciler.keep_reconciling().await });
+        let keeper = control.clone();
+        control.0.tasks.spawn(async move { keeper.keep_pools().await });
         Ok(control)
     }
 
@@ -225,8 +233,12 @@ impl Control {
     pub async fn metrics(&self, text: &mut String) -> Result<(), Error> {
         let sandboxes = self.0.store.count_on_node(self.0.node).await.map_err(stored)?;
         let config = &self.0.config;
-        let now =
-            Now { sandboxes: &sandboxes, egress: &config.egress.totals, probes: config.probes.as_deref() };
+        let now = Now {
+            sandboxes: &sandboxes,
+            unused: self.0.pools.ready().len(),
+            egress: &config.egress.totals,
+            probes: config.probes.as_deref(),
+        };
         self.0
             .metrics
             .write(&now, text)
@@ -279,7 +291,7 @@ impl Control {
         &self,
         team: TeamId,
         request: CreateSandbox,
-        model: Model,
+        mut model: Model,
         assign_to: Option<UserName>,
     ) -> Result<Option<SandboxRow>, Error> {
         let shared = &self.0;
@@ -288,8 +300,13 @@ impl Control {
         if request.lifetime.on_timeout.pause().is_some() {
             shared.can_pause()?;
         }
+        if shared.connections.available_permits() == 0 {
+            return Err(admission::no_connection(shared.config.budgets.connections));
+        }
+        // One that is dropped on the way has no owner, and so is removed.
+        let mut unused = self.take_unused(&mut model);
         let now = shared.clock.now();
-        let id = SandboxId::random();
+        let id = unused.as_ref().map_or_else(SandboxId::random, |entry| entry.claim.id().clone());
         tracing::Span::current().record("sandbox", tracing::field::display(&id));
         let new = NewSandbox {
             id,
@@ -321,13 +338,16 @@ impl Control {
             quota: shared.config.budgets.quota,
             capacity: shared.config.budgets.capacity,
         };
-        if shared.connections.available_permits() == 0 {
-            return Err(admission::no_connection(shared.config.budgets.connections));
-        }
         // Before the row is there, so that the reconciler never takes it for one that nobody owns.
-        let claim = shared.claim(&new.id).ok_or_else(|| Error::new(ErrorKind::Conflict, "try again"))?;
+        let claim = if unused.is_some() { None } else { shared.claim(&new.id) };
         sandglass_failpoint::hit_async("control.create.insert").await.map_err(injected)?;
-        match self.insert(&new).await? {
+        let inserted = self.insert(&new).await?;
+        if inserted != Created::Inserted
+            && let Some(entry) = unused.take()
+        {
+            shared.pools.put(entry);
+        }
+        match inserted {
             Created::Inserted => {}
             Created::Replay(id) => {
                 return self.standing(team, &id).await.map(Some).map_err(|_| outcome_gone());
@@ -344,13 +364,17 @@ impl Control {
             Created::OverQuota(excess) => return Err(admission::over_quota(excess)),
             Created::OverCapacity { excess, .. } => return Err(admission::over_capacity(excess)),
         }
+        let claim = unused.map(|entry| entry.claim).or(claim);
+        let claim = claim.ok_or_else(|| Error::new(ErrorKind::Conflict, "try again"))?;
         let row = self.row(&new.id).await?;
         sandglass_failpoint::hit_async("control.create.own").await.map_err(injected)?;
         let (made, outcome) = oneshot::channel();
         claim.own(row, Begin::Create(tracing::Span::current(), made, model.origin));
         let stopping = || Error::new(ErrorKind::Capacity, "the server is stopping; try again");
         outcome.await.map_err(|_| stopping())??;
-        self.row(&new.id).await.map(Some)
+        let row = self.row(&new.id).await?;
+        shared.metrics.started(row.start_path);
+        Ok(Some(row))
     }
 
     /// Inserts a sandbox, if there is room for it. Where there will be as soon as others are removed whose end has begun,

@@ -20,6 +20,7 @@ pub mod lifecycle;
 pub mod live;
 pub mod metrics;
 mod owner;
+mod pools;
 pub mod reconcile;
 pub mod request;
 mod shared;
@@ -29,7 +30,7 @@ mod traffic;
 
 pub use admission::Budgets;
 pub use auto_resume::Sleeper;
-pub use control::{CameBy, Config, Control, KnownTemplate, ListSnapshots, MAX_CHILDREN, Patience};
+pub use control::{CameBy, Config, Control, KnownTemplate, ListSnapshots, MAX_CHILDREN, MAX_POOL, Patience};
 pub(crate) use control::{in_between, injected, not_found, stored};
 pub use definition::TemplateDefinition;
 pub use egress::Egress;

@@ -17,6 +17,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use sandglass_egress::receipt::{Kind, Outcome};
 use sandglass_egress::totals::{KINDS, OUTCOMES, Totals};
+use sandglass_store::StartPath;
 use sandglass_types::error::Chain;
 use sandglass_types::{EndReason, Error, ErrorKind, SandboxState};
 use serde::Serialize;
@@ -33,6 +34,11 @@ pub(crate) static STORE_FAILURES: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {
     outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PathLabel {
+    path: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -69,12 +75,13 @@ pub(crate) struct Metrics {
     creation_seconds: Histogram,
     ends: Family<ReasonLabel, Counter>,
     removal_seconds: Histogram,
+    starts: Family<PathLabel, Counter>,
 }
 
 impl Metrics {
     pub(crate) fn new() -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
-        let (creations, ends) = (Family::default(), Family::default());
+        let (creations, ends, starts) = (Family::default(), Family::default(), Family::default());
         let [creation_seconds, removal_seconds] = [(); 2].map(|()| Histogram::new(SECONDS));
         registry.register("sandbox_creations", "Create requests, by how they ended", creations.clone());
         registry.register_with_unit(
@@ -83,6 +90,11 @@ impl Metrics {
             Unit::Seconds,
             creation_seconds.clone(),
         );
+        registry.register(
+            "sandbox_starts",
+            "Sandboxes that were made, by the way they came to run",
+            starts.clone(),
+        );
         registry.register("sandbox_ends", "Sandboxes whose end began, by reason", ends.clone());
         registry.register_with_unit(
             "sandbox_removal",
@@ -90,7 +102,7 @@ impl Metrics {
             Unit::Seconds,
             removal_seconds.clone(),
         );
-        Self { registry, creations, creation_seconds, ends, removal_seconds }
+        Self { registry, creations, creation_seconds, ends, removal_seconds, starts }
     }
 
     /// A create request was answered.
@@ -103,6 +115,11 @@ impl Metrics {
         if outcome.is_ok() {
             self.creation_seconds.observe(took.as_secs_f64());
         }
+    }
+
+    /// A sandbox was made, in this way.
+    pub(crate) fn started(&self, path: StartPath) {
+        self.starts.get_or_create(&PathLabel { path: path.as_str() }).inc();
     }
 
     /// The end of a sandbox began.
@@ -130,6 +147,8 @@ impl Metrics {
 pub(crate) struct Now<'a> {
     /// Sandboxes that have not ended.
     pub(crate) sandboxes: &'a [(SandboxState, u64)],
+    /// Sandboxes in pools, which nobody has used.
+    pub(crate) unused: usize,
     /// What left sandboxes, and what did not.
     pub(crate) egress: &'a Totals,
     /// Where the memory is read.
@@ -145,6 +164,9 @@ impl Now<'_> {
             states.get_or_create(&StateLabel { state: serialized(&state) }).set(gauge(count));
         }
         registry.register("sandboxes", "Sandboxes of this server that have not ended", states);
+        let unused = Gauge::<i64>::default();
+        unused.set(i64::try_from(self.unused).unwrap_or(i64::MAX));
+        registry.register("pool_sandboxes", "Unused sandboxes that are ready in pools", unused);
         let verdicts = Family::<VerdictLabels, Counter>::default();
         for (kind, outcome) in KINDS.into_iter().flat_map(|kind| OUTCOMES.map(|outcome| (kind, outcome))) {
             let labels = verdict_labels(kind, outcome);
@@ -290,7 +312,8 @@ mod tests {
         metrics.ended(EndReason::OutOfMemory);
         metrics.removed(Duration::from_secs(1));
         let probes = Probes::open(std::process::id()).unwrap();
-        let now = Now { sandboxes: &[(SandboxState::Running, 7)], egress: &egress, probes: Some(&probes) };
+        let sandboxes = [(SandboxState::Running, 7)];
+        let now = Now { sandboxes: &sandboxes, unused: 3, egress: &egress, probes: Some(&probes) };
         let text = text(&metrics, &now);
         for line in [
             "sandglass_sandbox_creations_total{outcome=\"created\"} 1",

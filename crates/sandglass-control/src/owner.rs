@@ -29,6 +29,7 @@ use self::idle::Idle;
 use self::pause::{Ended, Pausing};
 use self::request::Reply;
 pub(crate) use self::request::{Asked, Handle, Request};
+pub(crate) use self::unused::make_unused;
 use crate::egress;
 use crate::governor;
 use crate::lifecycle::{self, Event, Next};
@@ -42,6 +43,7 @@ mod capture;
 mod idle;
 mod pause;
 mod request;
+mod unused;
 
 /// The waits between tries of something that must succeed in the end: each is twice as long as the one before.
 #[derive(Debug)]

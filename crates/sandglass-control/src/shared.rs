@@ -19,6 +19,7 @@ use crate::images::Images;
 use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::owner::{Asked, Begin, Handle, Owner};
+use crate::pools::Pools;
 use crate::stale::Stale;
 use crate::template::Template;
 
@@ -54,6 +55,8 @@ pub(crate) struct Shared {
     pub(crate) stale: Stale,
     /// Which paused sandboxes have their next computer made ahead.
     pub(crate) ahead: Arc<Ahead>,
+    /// Sandboxes that nobody has used yet.
+    pub(crate) pools: Pools,
     pub(crate) metrics: Metrics,
     pub(crate) tasks: TaskTracker,
     /// What is left of the connections into sandboxes that there may be.
@@ -94,6 +97,7 @@ impl Shared {
             images,
             stale,
             ahead,
+            pools: Pools::default(),
             metrics,
             tasks,
             connections,
@@ -172,6 +176,11 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
+    /// Of which one.
+    pub(crate) const fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
     /// Starts the task that owns the sandbox from now on.
     pub(crate) fn own(mut self, row: SandboxRow, begin: Begin) {
         let (shared, tasks) = (Arc::clone(&self.shared), self.shared.tasks.clone());

@@ -16,6 +16,8 @@ mod fixture;
 mod lifecycle;
 #[path = "control/policy.rs"]
 mod policy;
+#[path = "control/pools.rs"]
+mod pools;
 #[path = "control/restart.rs"]
 mod restart;
 #[path = "control/scripted.rs"]

@@ -91,7 +91,12 @@ pub struct SandboxSpec {
     pub limits: Limits,
     /// When its time is up, if ever.
     pub deadline: Option<Deadline>,
+    /// Whether it is made for nobody yet: a file named [`UNUSED`] in its folder says so to whoever counts what is there.
+    pub unused: bool,
 }
+
+/// The file in the folder of a sandbox that was made for nobody.
+pub const UNUSED: &str = "unused";
 
 /// What a machine can run out of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -302,6 +307,8 @@ pub enum Pace {
     Full,
     /// Timers inside may be late by some dozens of milliseconds, and an idle sandbox costs next to nothing.
     Idle,
+    /// They do not run at all, whatever they are asked, and cost nothing.
+    Still,
 }
 
 /// One way to isolate sandboxes. All verbs block; the host calls each on a thread of its own.

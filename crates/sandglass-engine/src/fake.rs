@@ -34,7 +34,7 @@ use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Presence, SandboxSpec,
     SessionEnds, Stats, step,
 };
-use crate::files::{allocated, ids_in, private_folder, remove_folder};
+use crate::files::{allocated, ids_in, mark_unused, private_folder, remove_folder};
 use crate::locks::{Locks, lock};
 use crate::record::{self, Status};
 
@@ -228,6 +228,7 @@ impl FakeEngine {
             folder
                 .make()
                 .and_then(|()| deadline::keep(&folder.0, spec.deadline, Moment::now()))
+                .and_then(|()| mark_unused(spec, &folder.0))
                 .map_err(|error| step("make the sandbox's folder", error))?;
             let mut record = Record::new(spec.clone(), self.boot_id.clone());
             match source {

@@ -8,13 +8,18 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use rustix::fs::OFlags;
 use sandglass_types::SandboxId;
 
-use crate::engine::{EngineError, step};
+use crate::engine::{EngineError, SandboxSpec, UNUSED, step};
 
 /// Makes a folder that only this process's user can enter.
 pub(crate) fn private_folder(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     fs_err::set_permissions(path, std::fs::Permissions::from_mode(0o700))
+}
+
+/// Says of a sandbox that it was made for nobody, if it was.
+pub(crate) fn mark_unused(spec: &SandboxSpec, folder: &Path) -> io::Result<()> {
+    if spec.unused { fs_err::write(folder.join(UNUSED), []) } else { Ok(()) }
 }
 
 /// Removes a folder with all that is in it; `Ok` if there is none.

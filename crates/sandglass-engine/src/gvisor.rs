@@ -25,6 +25,7 @@
 //! packet socket of the slot. So one can be made ahead for an image, and stand still until the image is wanted. A sandbox
 //! is driven to its end in the way in which it was made.
 
+mod ahead;
 mod airlocks;
 pub mod bare;
 mod ceiling;
@@ -69,7 +70,7 @@ use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Pace, Presence, SandboxSpec,
     SessionEnds, Stats, step,
 };
-use crate::files::{allocated, ids_in, private_folder};
+use crate::files::{allocated, ids_in, mark_unused, private_folder};
 use crate::locks::{Locks, lock};
 use crate::record::{self as records, Status};
 use crate::session::Session;
@@ -239,19 +240,6 @@ impl GvisorEngine {
         Ok(status.map_or(Presence::Remains, Into::into))
     }
 
-    /// Whether its sandbox process is stopped.
-    fn is_frozen(&self, record: &Record) -> bool {
-        let process = record.process(&self.holdings.boot_id);
-        process.is_some_and(|process| process::is_stopped(process.pid).unwrap_or(false))
-    }
-
-    /// Stops the sandbox process, which takes no CPU time then, or lets it go on.
-    fn signal(&self, record: &Record, signal: process::Signal) -> Result<(), EngineError> {
-        let process =
-            self.holdings.process(record)?.ok_or_else(|| EngineError::NotFound(record.id.clone()))?;
-        process.signal(signal).map_err(|error| step("stop the sandbox process, or let it go on", error))
-    }
-
     fn control(&self, id: &SandboxId) -> Control {
         Control::new(self.runsc.control_socket(id), id.clone())
     }
@@ -312,34 +300,6 @@ impl GvisorEngine {
         if path.exists() { Ok(Image::at(path)) } else { Err(EngineError::NotFound(image.clone())) }
     }
 
-    /// Takes the sandbox that was prepared for this image, if there is one. One that has ended meanwhile is as good as none. The
-    /// caller holds its lock.
-    fn take_prepared(&self, id: &SandboxId, image: &SandboxId) -> Result<Option<Record>, EngineError> {
-        match self.holdings.record(id) {
-            Ok(record) if record.prepared.as_ref() == Some(image) => {
-                if self.presence(id)? == Presence::Created {
-                    return Ok(Some(record));
-                }
-                self.remove(id)?;
-            }
-            _ => self.expect_nothing(id)?,
-        }
-        Ok(None)
-    }
-
-    /// Brings an image back in a sandbox that was made for it. The caller holds its lock.
-    fn bring_back(&self, mut record: Record, checkpoint: &Path) -> Result<(), EngineError> {
-        sandglass_failpoint::hit("engine.restore.begin")?;
-        if record.prepared.take().is_some() {
-            // Never twice: who finds it half way does not know how far that was.
-            self.save(&record)?;
-            self.signal(&record, process::Signal::CONT)?;
-        }
-        self.control(&record.id).restore(self.guest_link(&record.id)?.as_ref(), checkpoint)?;
-        sandglass_failpoint::hit("engine.restore.save")?;
-        self.advance(&mut record, Status::Running)
-    }
-
     fn guest_link(&self, id: &SandboxId) -> Result<Option<OwnedFd>, EngineError> {
         let link = self.airlocks.as_ref().map(|airlocks| airlocks.guest_link(id)).transpose();
         link.map_err(|error| step("open the guest's interface", error))
@@ -358,6 +318,7 @@ impl GvisorEngine {
         private_folder(paths.dir())
             // Before anything runs.
             .and_then(|()| deadline::keep(paths.dir(), spec.deadline, Moment::now()))
+            .and_then(|()| mark_unused(spec, paths.dir()))
             .map_err(|error| step("make the sandbox's folder", error))?;
         sandglass_failpoint::hit("engine.create.record")?;
         let mut record = Record::new(id.clone(), pinned, spec.limits, self.holdings.boot_id.clone());
@@ -757,8 +718,12 @@ impl Engine for GvisorEngine {
     fn pace(&self, id: &SandboxId, pace: Pace) -> Result<(), EngineError> {
         self.known(id)?;
         let slack = match pace {
-            Pace::Full => process::DEFAULT_TIMER_SLACK,
+            Pace::Full => {
+                self.signal(&self.holdings.record(id)?, process::Signal::CONT)?;
+                process::DEFAULT_TIMER_SLACK
+            }
             Pace::Idle => IDLE_TIMER_SLACK,
+            Pace::Still => return self.signal(&self.holdings.record(id)?, process::Signal::STOP),
         };
         let leaf = self.holdings.leaf(id)?;
         process::set_timer_slack(|| leaf.processes(), slack).map_err(|error| step("set the pace", error))

@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 87] = [
+pub const NAMES: [&str; 92] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -11,6 +11,12 @@ pub const NAMES: [&str; 87] = [
     "control.create.attach",
     "control.create.configure",
     "control.create.reachable",
+    // The unprivileged half, making sandboxes before anybody asks, and handing them out.
+    "control.pool.host",
+    "control.pool.still",
+    "control.pool.claim",
+    "control.pool.thaw",
+    "control.pool.instead",
     // The unprivileged half, storing a move, before it is stored.
     "control.store.running",
     "control.store.pausing",

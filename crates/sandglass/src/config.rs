@@ -2,6 +2,7 @@
 
 pub(crate) mod budgets;
 
+use std::collections::{BTreeMap, HashMap};
 use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::num::NonZeroU32;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use fs_err as fs;
 use sandglass_control::Kept;
+use sandglass_control::MAX_POOL;
 use sandglass_egress::policy::{Features, Openings, Operator, Rules};
 use sandglass_egress::proxy::Caps;
 use sandglass_egress::retention::Retention;
@@ -74,6 +76,15 @@ struct File {
     audit: AuditFile,
     #[serde(default)]
     snapshots: SnapshotsFile,
+    #[serde(default)]
+    templates: BTreeMap<String, TemplateFile>,
+}
+
+/// A table `[templates.NAME]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TemplateFile {
+    pool: Option<u32>,
 }
 
 /// The table `[snapshots]`.
@@ -210,8 +221,23 @@ pub(crate) struct Config {
     pub(crate) log_format: LogFormat,
     /// How long rows of the audit are kept.
     pub(crate) keep_audit: Duration,
+    /// How many unused sandboxes of a template are kept ready.
+    pub(crate) pools: HashMap<String, u32>,
     /// Which snapshots are kept that have no name.
     pub(crate) keep_snapshots: Kept,
+}
+
+/// How large the pools shall be of which the file says that.
+fn pools(templates: BTreeMap<String, TemplateFile>) -> anyhow::Result<HashMap<String, u32>> {
+    let mut pools = HashMap::new();
+    for (name, TemplateFile { pool }) in templates {
+        let Some(pool) = pool else { continue };
+        if pool > MAX_POOL {
+            bail!("templates.{name}.pool must be at most {MAX_POOL}, not {pool}");
+        }
+        pools.insert(name, pool);
+    }
+    Ok(pools)
 }
 
 /// How the log of a server is to be written, before anything else is known of its configuration. What is wrong with that
@@ -240,6 +266,7 @@ impl Config {
             (None, Some("fake")) => EngineChoice::Fake,
             (None, Some(other)) => bail!("engine in the config must be auto, gvisor or fake, not {other:?}"),
         };
+        let pools = pools(file.templates)?;
         let keep_audit = file.audit.keep_days.unwrap_or(90);
         if !KEEP_DAYS.contains(&keep_audit) {
             let (least, most) = (KEEP_DAYS.start(), KEEP_DAYS.end());
@@ -293,6 +320,7 @@ impl Config {
             host: file.host,
             log_format: args.log_format.or(file.log_format).unwrap_or_default(),
             keep_audit: Duration::from_secs(keep_audit * 24 * 3600),
+            pools,
             keep_snapshots: file.snapshots.resolve()?,
         })
     }

@@ -145,6 +145,8 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             limits: config.limits,
             budgets,
             keep_audit: config.keep_audit,
+            pools: config.pools,
+            warm_up: true,
             keep_snapshots: config.keep_snapshots,
             probes,
         };

@@ -148,6 +148,7 @@ fn origin(row: &SandboxRow) -> HeaderValue {
     match (&row.made_from, row.start_path) {
         (MadeFrom::Template, StartPath::Cold) => HeaderValue::from_static("template; path=cold"),
         (MadeFrom::Template, StartPath::Restore) => HeaderValue::from_static("template; path=restore"),
+        (MadeFrom::Template, StartPath::Pool) => HeaderValue::from_static("template; path=pool"),
         (made_from, _) => HeaderValue::from_static(made_from.origin()),
     }
 }
@@ -183,7 +184,8 @@ pub(crate) fn warnings(backend: &dyn Backend, row: &SandboxRow) -> Vec<String> {
 #[utoipa::path(post, path = "/v2/sandboxes", tag = "e2b", request_body = NewSandbox, responses(
     (status = 201, description = "Created; its guest API answers", body = Sandbox,
      headers(("sandglass-origin" = String, description = "`template; path=cold`, \
-     `template; path=restore` if from an image of a running state, or `snapshot`"))),
+     `template; path=restore` if from an image of a running state, `template; path=pool` if that was done before \
+     anybody asked, or `snapshot`"))),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn create_v2(
@@ -198,7 +200,8 @@ async fn create_v2(
 #[utoipa::path(post, path = "/sandboxes", tag = "e2b", request_body = NewSandbox, responses(
     (status = 201, description = "Created; its guest API answers", body = Sandbox,
      headers(("sandglass-origin" = String, description = "`template; path=cold`, \
-     `template; path=restore` if from an image of a running state, or `snapshot`"))),
+     `template; path=restore` if from an image of a running state, `template; path=pool` if that was done before \
+     anybody asked, or `snapshot`"))),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn create_v1(

@@ -204,6 +204,7 @@ impl Control {
             return Ok(false);
         }
         // Nobody finds it from here on, however long the rest takes.
+        self.0.pools.changed.notify_one();
         let control = self.clone();
         let removing = async move { control.discard(control.0.images.whole(&id).await).await };
         let removing = self.0.tasks.spawn(self.0.stop.clone().run_until_cancelled_owned(removing));

@@ -147,6 +147,7 @@ impl Control {
         };
         self.write_image(&source, &new).await?;
         tracing::info!(sandbox = %source.id, template = name, image = %new.id, "a template has an image of it");
+        self.0.pools.changed.notify_one();
         // What the template had before, at once if nobody needs it.
         let shared = self.shared();
         let rows = shared.store.snapshots_on_node(shared.node).await.map_err(stored)?;

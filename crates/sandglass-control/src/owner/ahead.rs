@@ -48,7 +48,10 @@ impl Owner<'_> {
         let after_millis = u64::try_from(ALONE.as_millis()).unwrap_or(u64::MAX);
         let deadline = Some(Deadline { at: shared.clock.now().plus(ALONE), after_millis });
         let (id, rootfs, limits) = (self.row.id.clone(), self.row.rootfs, self.row.limits);
-        let making = make(shared.host.clone(), SandboxSpec { id: id.clone(), rootfs, limits, deadline });
+        let making = make(
+            shared.host.clone(),
+            SandboxSpec { id: id.clone(), rootfs, limits, deadline, unused: false },
+        );
         Some(Successor { id, place, making: Some(Box::pin(making)) })
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use sandglass_egress::enforcer::Enforcer;
 use sandglass_engine::deadline::Deadline;
+use sandglass_engine::engine::Pace;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_engine::{Exit, SandboxSpec};
 use sandglass_store::{SandboxRow, StartPath, TemplateSpec};
@@ -35,6 +36,12 @@ pub(crate) enum Origin {
     Copy(Lease),
     /// It is to be made from the image of its template; or cold, if that fails.
     Template(Lease, Box<TemplateSpec>),
+    /// It is to be made from this image for nobody yet.
+    Unused(Lease),
+    /// It was made like that, from the image of its template. If it is not fit for use, another is.
+    Taken(Lease, Box<TemplateSpec>),
+    /// The same, whatever it is fit for.
+    Still,
     /// It is to be started anew from the disk in the image of its template.
     TemplateDisk(Lease, Box<TemplateSpec>),
 }
@@ -59,13 +66,28 @@ impl Origin {
 
     /// Whether its memory is from an image, and knows nothing of the time since, nor of who it is now.
     const fn has_memory(&self) -> bool {
-        matches!(self, Self::Image | Self::Copy(_) | Self::Template(..))
+        matches!(
+            self,
+            Self::Image
+                | Self::Copy(_)
+                | Self::Template(..)
+                | Self::Unused(_)
+                | Self::Taken(..)
+                | Self::Still
+        )
     }
 
     /// Whether it is made from an image, be it the disk alone. Its time begins when it runs.
     pub(super) const fn is_of_image(&self) -> bool {
         match self {
-            Self::Image | Self::Disk | Self::Copy(_) | Self::Template(..) | Self::TemplateDisk(..) => true,
+            Self::Image
+            | Self::Disk
+            | Self::Copy(_)
+            | Self::Template(..)
+            | Self::TemplateDisk(..)
+            | Self::Unused(_)
+            | Self::Taken(..)
+            | Self::Still => true,
             Self::New | Self::Found => false,
         }
     }
@@ -91,7 +113,7 @@ pub(super) fn deadline(row: &SandboxRow, at: Timestamp, ends: Instant) -> Option
 
 fn spec(row: &SandboxRow, ends: Instant) -> SandboxSpec {
     let deadline = deadline(row, row.end_at, ends);
-    SandboxSpec { id: row.id.clone(), rootfs: row.rootfs, limits: row.limits, deadline }
+    SandboxSpec { id: row.id.clone(), rootfs: row.rootfs, limits: row.limits, deadline, unused: false }
 }
 
 /// Keeps the deadline of a found sandbox: what the last server could not say any more, or said by a clock that was set since.
@@ -130,10 +152,19 @@ pub(super) struct Means {
     pub(super) tasks: TaskTracker,
 }
 
+/// Gives up all that was only made ahead. `false` if there was nothing.
+async fn make_room(shared: &Shared) -> bool {
+    let (ahead, unused) = tokio::join!(shared.ahead.make_room(), shared.pools.give_up_all(shared));
+    ahead || unused
+}
+
 /// Makes its computer, if it has none.
 async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
     let Means { shared, row, ends, .. } = means;
     let (host, id, ends) = (&shared.host, &row.id, *ends);
+    if !matches!(origin, Origin::Found | Origin::Unused(_) | Origin::Taken(..) | Origin::Still) {
+        shared.pools.yield_room(shared).await?;
+    }
     match origin {
         Origin::New => {
             sandglass_failpoint::hit_async("control.create.host").await.map_err(crate::injected)?;
@@ -158,6 +189,15 @@ async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
                 _ => error.into(),
             })?;
         }
+        Origin::Unused(lease) => {
+            sandglass_failpoint::hit_async("control.pool.host").await.map_err(crate::injected)?;
+            let unused = SandboxSpec { unused: true, ..spec(row, ends) };
+            host.restore(unused, &lease.id().image()).await?;
+        }
+        Origin::Taken(..) | Origin::Still => {
+            sandglass_failpoint::hit_async("control.pool.claim").await.map_err(crate::injected)?;
+            host.set_deadline(id, deadline(row, row.end_at, ends)).await?;
+        }
         Origin::Found => {}
     }
     Ok(())
@@ -166,21 +206,35 @@ async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
 /// Brings a sandbox to where it can be reached. Stops between two steps once its end has begun.
 pub(super) async fn bring_up(means: Means, origin: Origin) -> Result<CameUp, Error> {
     let path = means.row.start_path;
-    let Origin::Template(lease, spec) = origin else {
-        let live = come_up(&means, origin).await?;
-        return Ok(CameUp { live, path, why: "the agent is ready".into() });
+    let (lease, spec, path, before) = match origin {
+        Origin::Template(lease, spec) => (lease, spec, path, String::new()),
+        Origin::Taken(lease, spec) => match come_up_unused(&means).await? {
+            Ok(live) => {
+                return Ok(CameUp { live, path, why: "an unused sandbox of its template was ready".into() });
+            }
+            Err(error) => {
+                let before = format!("an unused sandbox could not be handed out: {}; ", Chain(&error));
+                (lease, spec, StartPath::Restore, before)
+            }
+        },
+        origin => {
+            let live = come_up(&means, origin).await?;
+            return Ok(CameUp { live, path, why: "the agent is ready".into() });
+        }
     };
     // What serves the first try must not serve the second.
     let first = Means { gone: means.gone.child_token(), ..means.clone() };
     let error = match come_up(&first, Origin::Copy(lease.clone())).await {
-        Ok(live) => return Ok(CameUp { live, path, why: "the agent is ready".into() }),
+        Ok(live) => return Ok(CameUp { live, path, why: format!("{before}the agent is ready") }),
         // With less room it can't be made the other way either.
         Err(error) if means.gone.is_cancelled() || error.kind() == ErrorKind::Capacity => return Err(error),
         Err(error) => error,
     };
     let Means { shared, row, .. } = &means;
-    let why =
-        format!("the image of its template could not be restored: {}; it was started cold", Chain(&error));
+    let why = format!(
+        "{before}the image of its template could not be restored: {}; it was started cold",
+        Chain(&error)
+    );
     tracing::warn!(sandbox = %row.id, template = row.template, error = %Chain(&error), "it is started cold");
     shared.stale.note(&row.template, lease.id());
     first.gone.cancel();
@@ -197,16 +251,33 @@ pub(super) async fn bring_up(means: Means, origin: Origin) -> Result<CameUp, Err
     Ok(CameUp { live, path: StartPath::Cold, why })
 }
 
-async fn come_up(means: &Means, origin: Origin) -> Result<Arc<Live>, Error> {
+/// Hands out a sandbox that was ready, or says why it was not fit for that: then nothing of it is left.
+async fn come_up_unused(means: &Means) -> Result<Result<Arc<Live>, Error>, Error> {
+    // What serves this try must not serve the next.
+    let first = Means { gone: means.gone.child_token(), ..means.clone() };
+    let error = match come_up(&first, Origin::Still).await {
+        Ok(live) => return Ok(Ok(live)),
+        Err(error) if means.gone.is_cancelled() => return Err(error),
+        Err(error) => error,
+    };
+    let Means { shared, row, .. } = means;
+    tracing::warn!(sandbox = %row.id, template = row.template, error = %Chain(&error), "it is made from the image instead");
+    first.gone.cancel();
+    sandglass_failpoint::hit_async("control.pool.instead").await.map_err(crate::injected)?;
+    shared.host.destroy(&row.id).await?;
+    let stored = shared.store.set_start_path(&row.id, StartPath::Restore).await.map_err(crate::stored)?;
+    if stored { Ok(Err(error)) } else { Err(Error::new(ErrorKind::Conflict, "the sandbox was ended")) }
+}
+
+pub(super) async fn come_up(means: &Means, origin: Origin) -> Result<Arc<Live>, Error> {
     let Means { shared, row, enforcer, gone, tasks, .. } = means;
     let (host, id) = (&shared.host, &row.id);
     let (starts, restored) = (origin.starts(), origin.has_memory());
+    let still = matches!(origin, Origin::Still);
     match make(means, &origin).await {
         // Whoever runs needs the room more than who may be resumed.
         Err(error)
-            if error.kind() == ErrorKind::Capacity
-                && !gone.is_cancelled()
-                && shared.ahead.make_room().await =>
+            if error.kind() == ErrorKind::Capacity && !gone.is_cancelled() && make_room(shared).await =>
         {
             tracing::info!(sandbox = %id, error = %Chain(&error), "made room for it");
             make(means, &origin).await?;
@@ -216,7 +287,10 @@ async fn come_up(means: &Means, origin: Origin) -> Result<Arc<Live>, Error> {
     // It has a copy of all that it needs of an image.
     let begins = match origin {
         Origin::TemplateDisk(_, spec) => Some(spec),
-        _ => None,
+        other => {
+            drop(other);
+            None
+        }
     };
     sandglass_failpoint::hit_async("control.create.guard").await.map_err(crate::injected)?;
     // Before anything runs in a new one. A found one lost its listeners with their server, and a restored one runs
@@ -228,6 +302,10 @@ async fn come_up(means: &Means, origin: Origin) -> Result<Arc<Live>, Error> {
     if starts && !gone.is_cancelled() {
         sandglass_failpoint::hit_async("control.create.start").await.map_err(crate::injected)?;
         host.start(id).await?;
+    }
+    if still {
+        sandglass_failpoint::hit_async("control.pool.thaw").await.map_err(crate::injected)?;
+        host.pace(id, Pace::Full).await?;
     }
     let ready = async {
         sandglass_failpoint::hit_async("control.create.attach").await.map_err(crate::injected)?;

@@ -58,6 +58,7 @@ pub(crate) struct World {
     pub(crate) trouble: Arc<Trouble>,
     pub(crate) patience: Patience,
     pub(crate) budgets: Budgets,
+    pub(crate) pools: HashMap<String, u32>,
     /// What sandboxes may reach at most.
     pub(crate) operator: Operator,
     /// Content of the root file system of `base`, if it is another one than that of nothing.
@@ -75,6 +76,7 @@ impl World {
             // The wall clock of these tests jumps, and nobody wants to wait for it.
             patience: Patience { clock_check: Duration::from_millis(100), ..Patience::default() },
             budgets: Budgets::UNBOUNDED,
+            pools: HashMap::new(),
             operator: Operator::default(),
             rootfs: None,
         }
@@ -156,6 +158,8 @@ impl World {
             limits: sandglass_types::Limits::default(),
             budgets: self.budgets,
             keep_audit: HOUR,
+            pools: self.pools.clone(),
+            warm_up: self.agents.is_none(),
             keep_snapshots: Kept { last: KEPT, time: DAY },
             probes: None,
         };

@@ -42,6 +42,8 @@ pub enum StartPath {
     Cold,
     /// From an image of a running state.
     Restore,
+    /// As a copy of a running state that was ready before anybody asked.
+    Pool,
 }
 
 impl StartPath {
@@ -51,6 +53,7 @@ impl StartPath {
         match self {
             Self::Cold => "cold",
             Self::Restore => "restore",
+            Self::Pool => "pool",
         }
     }
 }

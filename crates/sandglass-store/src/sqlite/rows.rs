@@ -173,6 +173,7 @@ fn parse_start_path(what: &'static str, text: &str) -> Result<StartPath, StoreEr
     Ok(match text {
         "cold" => StartPath::Cold,
         "restore" => StartPath::Restore,
+        "pool" => StartPath::Pool,
         _ => return Err(corrupt(what, format_args!("start path {text:?}"))),
     })
 }

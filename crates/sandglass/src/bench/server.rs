@@ -129,6 +129,11 @@ impl Server {
         self.child.id()
     }
 
+    /// This very program.
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// The folder that templates are in.
     pub(crate) fn cache(&self) -> &Path {
         &self.cache

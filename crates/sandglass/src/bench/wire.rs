@@ -79,6 +79,14 @@ impl Connection {
         Reach::read(answer.get(0).and_then(|copy| copy.get("sandbox")).context("nothing was copied")?, false)
     }
 
+    /// What a path answers that is a text.
+    pub(crate) async fn text(&mut self, key: &str, path: &str) -> anyhow::Result<String> {
+        let request =
+            self.request(Method::GET, path).header("x-api-key", key).body(Full::default().boxed())?;
+        let answer = collect(self.sender.send_request(request).await?).await?;
+        Ok(String::from_utf8(answer.to_vec())?)
+    }
+
     async fn post(&mut self, key: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
         let request = self
             .request(Method::POST, path)

@@ -67,6 +67,13 @@ pub(crate) enum Which {
         #[arg(short, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
         n: u32,
     },
+    /// From asking for a sandbox of a warm pool to the first output of a command in it
+    Pool {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        samples: Samples,
+    },
     /// Sandboxes that are made of a snapshot, resumed and forked, against a bare `runsc restore`
     Restore {
         #[command(flatten)]

@@ -60,6 +60,8 @@ pub(super) struct Object {
 #[derive(Debug, Default)]
 pub(super) struct Observed {
     pub(super) objects: Vec<Object>,
+    /// Sandboxes that were made for nobody yet: the reserve of a running server.
+    pub(super) unused: BTreeSet<SandboxId>,
     /// Whether a server holds the lock of the data folder.
     pub(super) server: bool,
     /// What could not be looked at, and so may hide something.
@@ -124,12 +126,16 @@ impl Verdict {
 
 /// Decides about every object.
 pub(super) fn judge(observed: Observed, expected: &Expected, engine: Engine) -> Verdict {
-    let Observed { objects, server, unreadable } = observed;
+    let Observed { objects, unused, server, unreadable } = observed;
     let mut verdict = Verdict { server, sandboxes: expected.live.len(), unreadable, ..Verdict::default() };
     let mut present: BTreeSet<(&SandboxId, Kind)> = BTreeSet::new();
     for object in &objects {
         let count = verdict.counts.entry(object.kind).or_default();
         let owned = match &object.claim {
+            Claim::Sandbox(id) if server && unused.contains(id) && !expected.live.contains(id) => {
+                count.spare += 1;
+                continue;
+            }
             Claim::Sandbox(id) => {
                 present.insert((id, object.kind));
                 expected.live.contains(id)
@@ -266,6 +272,20 @@ mod tests {
         let survivors = same(&[owner(A, SandboxState::Ending)]);
         let dead = judge_gvisor(Observed { objects: objects(), ..Observed::default() }, &survivors);
         assert_eq!(dead.left_over.len(), 1, "the sandboxes of a dead server still need what they share");
+    }
+
+    #[test]
+    fn a_running_server_keeps_unused_sandboxes_and_a_dead_one_none() {
+        let unused = || BTreeSet::from([A.parse().unwrap()]);
+        let observed =
+            |server| Observed { objects: whole(A), unused: unused(), server, ..Observed::default() };
+        let alive = judge_gvisor(observed(true), &same(&[]));
+        assert!(alive.clean());
+        assert_eq!(alive.counts[&Kind::Process], Count { spare: 1, ..Count::default() });
+        assert_eq!(judge_gvisor(observed(false), &same(&[])).left_over.len(), 5);
+        // One that somebody has taken is as any other.
+        let taken = judge_gvisor(observed(true), &same(&[owner(A, SandboxState::Running)]));
+        assert_eq!(taken.counts[&Kind::Process], Count { owned: 1, ..Count::default() });
     }
 
     #[test]

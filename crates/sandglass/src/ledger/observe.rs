@@ -53,7 +53,8 @@ pub(super) fn observe(data_dir: &Path, instance: &InstanceId, engine: Engine) ->
         settle(&mut object.claim, &slots);
     }
     unreadable.truncate(MAX_UNREADABLE);
-    Ok(Observed { objects, server: roles.server_runs(), unreadable })
+    let unused = files::unused(&scope).context("sandbox folders can't be listed")?;
+    Ok(Observed { objects, unused, server: roles.server_runs(), unreadable })
 }
 
 /// Who does what among the processes.

@@ -209,6 +209,7 @@ impl Control {
             Some(row) => shared.store.begin_snapshot_deletion(&row.id).await.map_err(stored)?,
             None => false,
         };
+        shared.pools.changed.notify_one();
         if !gone {
             if shared.config.templates.contains_key(name) {
                 let message =

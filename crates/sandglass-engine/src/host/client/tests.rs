@@ -131,7 +131,13 @@ fn start() -> (OwnedFd, std::thread::JoinHandle<std::io::Result<()>>) {
 
 fn spec(id: &SandboxId) -> SandboxSpec {
     let rootfs = sandglass_types::Digest::from_bytes([7; 32]);
-    SandboxSpec { id: id.clone(), rootfs, limits: sandglass_types::Limits::default(), deadline: None }
+    SandboxSpec {
+        id: id.clone(),
+        rootfs,
+        limits: sandglass_types::Limits::default(),
+        deadline: None,
+        unused: false,
+    }
 }
 
 /// A host with a [`ListEngine`], and the task that reads its answers.

@@ -1,10 +1,11 @@
 //! Files of the privileged half.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use sandglass_engine::engine::UNUSED;
 use sandglass_types::SandboxId;
 
 use super::{Claim, Kind, Object, Scope, is_gone, shown};
@@ -32,6 +33,18 @@ pub(super) fn objects(scope: &Scope) -> io::Result<Vec<Object>> {
         objects.extend(left.map(|path| file(&path, Claim::Nobody)));
     }
     Ok(objects)
+}
+
+/// The sandboxes that were made for nobody.
+pub(super) fn unused(scope: &Scope) -> io::Result<BTreeSet<SandboxId>> {
+    let folders = entries(&scope.host.join("sandboxes"))?.into_iter();
+    let unused = folders.filter(|folder| folder.join(UNUSED).exists());
+    Ok(unused
+        .filter_map(|folder| match sandbox_named(folder.file_name()?.as_bytes()) {
+            Claim::Sandbox(id) => Some(id),
+            _ => None,
+        })
+        .collect())
 }
 
 fn file(path: &Path, claim: Claim) -> Object {

@@ -1,0 +1,180 @@
+//! Keeping pools as large as they should be: one copy is made at a time.
+
+use std::time::Duration;
+
+use sandglass_engine::Feature;
+use sandglass_store::{ImageState, Purpose, SandboxRow, StartPath};
+use sandglass_types::budget::{Amount, admit};
+use sandglass_types::error::Chain;
+use sandglass_types::{Error, Lifetime, PauseMode, SandboxId, SandboxState};
+use tokio::time::sleep;
+
+use super::Control;
+use super::snapshots::{Model, next};
+use super::stored;
+use super::templates::RunningImage;
+use crate::owner::{self, Origin};
+use crate::pools::{Entry, Wanted, in_use, plan};
+
+/// The most unused copies of one template that may be wanted.
+pub const MAX_POOL: u32 = 256;
+
+/// How often it is looked at without a reason.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// How long a step may take to notice that this server stops.
+const STEP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The wait after something failed.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// How long an entry stays without a server that could use it.
+const ALONE: Duration = Duration::from_secs(600);
+
+/// What follows a step.
+enum Next {
+    /// Another one.
+    Another,
+    /// Nothing, for so long.
+    In(Duration),
+}
+
+impl Control {
+    /// An unused copy for one who asks for what this model gives, if one is ready. The model is then what becomes of that.
+    pub(super) fn take_unused(&self, model: &mut Model) -> Option<Entry> {
+        let Origin::Template(lease, spec) = &model.origin else { return None };
+        let entry = self.0.pools.take(&model.template, lease.id())?;
+        let (lease, spec) = (lease.clone(), spec.clone());
+        // It was told once already who it is, when it was made.
+        model.generation = next(model.generation);
+        model.start_path = StartPath::Pool;
+        model.origin = Origin::Taken(lease, spec);
+        Some(entry)
+    }
+
+    /// Keeps all pools until this server stops, and leaves none then.
+    pub(super) async fn keep_pools(&self) {
+        let shared = &self.0;
+        if shared.engine.refuses(Feature::Checkpoint) {
+            return;
+        }
+        while !shared.stop.is_cancelled() {
+            let late = async {
+                shared.stop.cancelled().await;
+                sleep(STEP_PATIENCE).await;
+            };
+            // A step notices a stop by itself.
+            let tended = tokio::select! {
+                tended = self.tend_pools() => tended,
+                () = late => break,
+            };
+            let pause = match tended {
+                Ok(Next::Another) => continue,
+                Ok(Next::In(pause)) => pause,
+                Err(_) if shared.stop.is_cancelled() => break,
+                Err(error) => {
+                    tracing::warn!(error = %Chain(&error), "a pool could not be filled yet");
+                    let _stopped = shared.stop.run_until_cancelled(sleep(RETRY)).await;
+                    continue;
+                }
+            };
+            tokio::select! {
+                () = shared.pools.changed.notified() => {}
+                () = sleep(pause) => {}
+                () = shared.stop.cancelled() => {}
+            }
+        }
+        // Nobody could use them any more, nor what a step was at.
+        shared.pools.give_up_all(shared).await;
+        if let Some(id) = shared.pools.making()
+            && let Err(error) = shared.host.destroy(&id).await
+        {
+            tracing::warn!(sandbox = %id, error = %Chain(&error), "a half-made sandbox of a pool is left");
+        }
+    }
+
+    /// One step, and when the next one is due if nothing happens before.
+    async fn tend_pools(&self) -> Result<Next, Error> {
+        let shared = &self.0;
+        let rows = shared.store.snapshots_on_node(shared.node).await.map_err(stored)?;
+        let wanted: Vec<Wanted> = rows
+            .into_iter()
+            .filter_map(|row| match (&row.purpose, row.state) {
+                (Purpose::Template(spec), ImageState::Ready) => {
+                    let size =
+                        shared.config.pools.get(&row.template).copied().unwrap_or(spec.pool).min(MAX_POOL);
+                    let target = shared.pools.target(&row.template, size);
+                    Some(Wanted { template: row.template, image: row.id, target })
+                }
+                _ => None,
+            })
+            .collect();
+        let plan = plan(&wanted, &shared.pools.ready());
+        for id in &plan.give_up {
+            shared.pools.give_up(shared, id).await;
+        }
+        let Some(template) = plan.make else { return Ok(Next::In(LOOK_EVERY)) };
+        // What was handed out just now has the machine for itself first.
+        if let Some(pause) = shared.pools.until_calm() {
+            return Ok(Next::In(pause));
+        }
+        let Some(image) = self.running_image(&template).await? else { return Ok(Next::In(LOOK_EVERY)) };
+        // All that has a row comes first, and what is ready already counts as well.
+        let taken = in_use(shared).await?.and(shared.pools.amount());
+        if admit(&shared.config.budgets.capacity, &taken, &Amount::of(&image.row.limits)).is_err() {
+            return Ok(Next::In(LOOK_EVERY));
+        }
+        self.add_entry(image).await?;
+        Ok(Next::Another)
+    }
+
+    /// Makes a copy, and puts it into its pool. What can't be made to the end is removed.
+    async fn add_entry(&self, image: RunningImage) -> Result<(), Error> {
+        let shared = &self.0;
+        let RunningImage { row: of, lease, .. } = image;
+        let Some(claim) = shared.claim(&SandboxId::random()) else { return Ok(()) };
+        let now = shared.clock.now();
+        // What the copy is until somebody takes it. It is never stored.
+        let row = SandboxRow {
+            id: claim.id().clone(),
+            node: shared.node,
+            team: of.team,
+            template: of.template,
+            rootfs: of.rootfs,
+            limits: of.limits,
+            access_token: None,
+            metadata: Default::default(),
+            env: Default::default(),
+            allow_internet_access: None,
+            policy: Default::default(),
+            traffic_token: None,
+            request_host: None,
+            lifetime: Lifetime::of(ALONE),
+            pause_mode: PauseMode::Full,
+            made_from: Default::default(),
+            start_path: StartPath::Pool,
+            defaults: of.defaults,
+            state: SandboxState::Creating,
+            generation: next(of.generation),
+            created_at: now,
+            end_at: now.plus(ALONE),
+            max_end_at: now.plus(ALONE),
+            ended_at: None,
+            end_reason: None,
+        };
+        shared.pools.set_making(Some(row.id.clone()));
+        match owner::make_unused(shared, &row, lease.clone()).await {
+            Ok(()) => {
+                shared.pools.set_making(None);
+                tracing::debug!(sandbox = %row.id, template = row.template, "an unused sandbox is ready");
+                shared.pools.put(Entry { claim, lease, limits: row.limits });
+                Ok(())
+            }
+            Err(error) => {
+                shared.host.destroy(&row.id).await?;
+                shared.pools.set_making(None);
+                Err(error)
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Sandboxes that stand still: those that are made ahead for an image, until it is brought back in them, and those that
+//! nobody uses yet.
+
+use std::path::Path;
+
+use sandglass_linux::process;
+use sandglass_types::SandboxId;
+
+use super::GvisorEngine;
+use super::record::Record;
+use crate::engine::{EngineError, Presence, step};
+use crate::record::Status;
+
+impl GvisorEngine {
+    /// Whether its sandbox process is stopped.
+    pub(super) fn is_frozen(&self, record: &Record) -> bool {
+        let process = record.process(&self.holdings.boot_id);
+        process.is_some_and(|process| process::is_stopped(process.pid).unwrap_or(false))
+    }
+
+    /// Stops the sandbox process, which takes no CPU time then, or lets it go on.
+    pub(super) fn signal(&self, record: &Record, signal: process::Signal) -> Result<(), EngineError> {
+        let process =
+            self.holdings.process(record)?.ok_or_else(|| EngineError::NotFound(record.id.clone()))?;
+        process.signal(signal).map_err(|error| step("stop the sandbox process, or let it go on", error))
+    }
+
+    /// Takes the sandbox that was prepared for this image, if there is one. One that has ended meanwhile is as good as none. The
+    /// caller holds its lock.
+    pub(super) fn take_prepared(
+        &self,
+        id: &SandboxId,
+        image: &SandboxId,
+    ) -> Result<Option<Record>, EngineError> {
+        match self.holdings.record(id) {
+            Ok(record) if record.prepared.as_ref() == Some(image) => {
+                if self.presence(id)? == Presence::Created {
+                    return Ok(Some(record));
+                }
+                self.remove(id)?;
+            }
+            _ => self.expect_nothing(id)?,
+        }
+        Ok(None)
+    }
+
+    /// Brings an image back in a sandbox that was made for it. The caller holds its lock.
+    pub(super) fn bring_back(&self, mut record: Record, checkpoint: &Path) -> Result<(), EngineError> {
+        sandglass_failpoint::hit("engine.restore.begin")?;
+        if record.prepared.take().is_some() {
+            // Never twice: who finds it half way does not know how far that was.
+            self.save(&record)?;
+            self.signal(&record, process::Signal::CONT)?;
+        }
+        self.control(&record.id).restore(self.guest_link(&record.id)?.as_ref(), checkpoint)?;
+        sandglass_failpoint::hit("engine.restore.save")?;
+        self.advance(&mut record, Status::Running)
+    }
+}
