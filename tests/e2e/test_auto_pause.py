@@ -8,6 +8,7 @@ import pytest
 from e2b import Sandbox, SandboxException
 from faults import PATIENCE, configured, crash, log_size, reached
 from support import cgroups_named, until
+from test_pause import is_prepared
 
 NOT_FOUND = "The sandbox was not found"
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
@@ -67,7 +68,8 @@ def test_its_memory_is_kept_when_its_time_is_up(server, when):
         boot = sandbox.commands.run(BOOT_ID).stdout
         sandbox.set_timeout(when)
         assert "its time is up" in paused(server, sandbox)
-        until(lambda: not cgroups_named(sandbox.sandbox_id), what="its processes to be gone")
+        # What it ran in is gone, and its next computer stands still.
+        until(lambda: is_prepared(server, sandbox.sandbox_id), within=PATIENCE, what="its next computer")
         ends = sandbox.get_info().end_at
         assert sandbox.get_info().end_at == ends and ends.timestamp() <= time.time()
         # It did not ask to be woken.

@@ -2,7 +2,7 @@
 
 import json
 import re
-from pathlib import Path
+import time
 
 import httpx
 import pytest
@@ -84,18 +84,47 @@ def test_what_a_client_asks_for_is_in_force(pooled):
     sandbox.kill()
 
 
+def cpu(id: str) -> int:
+    """CPU time of a sandbox, in nanoseconds or microseconds: enough to see whether it grows."""
+    for group in cgroups_named(id):
+        for file, field in (("cpuacct.usage", 0), ("cpu.stat", 1)):
+            if (group / file).exists() and (words := (group / file).read_text().split()):
+                if file == "cpuacct.usage" or words[0] == "usage_usec":
+                    return int(words[field])
+    raise AssertionError(f"{id} has no control group that counts")
+
+
+def stands_still(ids: list[str]) -> bool:
+    before = [cpu(id) for id in ids]
+    time.sleep(0.5)
+    return before == [cpu(id) for id in ids]
+
+
 def test_they_take_no_cpu_and_the_ledger_knows_them(pooled):
     filled(pooled)
     # Those that were made last may be being stopped yet.
-    stopped = lambda id: all(  # noqa: E731
-        Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "R"
-        for group in cgroups_named(id)
-        for pid in (group / "cgroup.procs").read_text().split()
-    )
-    until(lambda: all(stopped(id) for id in unused(pooled)), what="them to stand still")
+    until(lambda: stands_still(unused(pooled)), within=PATIENCE, what="them to stand still")
     code, ledger = pooled.ledger(wait=0)
     assert (code, ledger["left_over"], ledger["missing"]) == (0, [], [])
     assert ledger["counts"]["process"]["spare"] >= SIZE
+
+
+def test_one_that_computes_stands_still_too_and_goes_on(pooled, tmp_path):
+    spin = "i=0; while :; do i=$((i + 1)); echo $i > /dev/shm/spun; done"
+    definition = {"name": "spinner", "start": spin, "ready": "test -s /dev/shm/spun", "pool": 1}
+    build(pooled, folder(tmp_path / "spinner", definition, setup="true"))
+    filled(pooled, SIZE + 1)
+    until(lambda: stands_still(unused(pooled)), within=PATIENCE, what="them to stand still")
+    taken, origin = create(pooled, "spinner")
+    assert origin == "template; path=pool"
+    # It is somebody's by now, also for the ledger.
+    assert taken.sandbox_id not in unused(pooled)
+    spun = lambda: taken.files.read("/dev/shm/spun").strip()  # noqa: E731
+    before = spun()
+    until(lambda: spun() not in ("", before), within=PATIENCE, what="it computes on")
+    taken.kill()
+    pooled.cli("template", "delete", "spinner")
+    filled(pooled)
 
 
 def test_an_empty_pool_is_no_hindrance(pooled):

@@ -403,8 +403,10 @@ def test_doctor_finds_this_machine_good_and_leaves_nothing(place):
     code, said = doctor(place)
     assert (code, said["good"]) == (0, True), said
     verdicts = {check["name"]: check["verdict"] for check in said["checks"]}
-    for name in ("root", "kernel", "Landlock", "network namespaces", "packet filter", "control groups", "ext4"):
+    for name in ("root", "Landlock", "network namespaces", "packet filter", "control groups", "ext4"):
         assert verdicts[name] == "good", said
+    # Some kernels are good for sandboxes and have a defect that an operator should know of.
+    assert verdicts["kernel"] in ("good", "note"), said
     assert verdicts["a trial sandbox"] == verdicts["overlay file system"] == verdicts["loop devices"] == "good"
     assert list(place.iterdir()) == []
     assert Path("/proc/self/mountinfo").read_text().count(str(place)) == mounts

@@ -436,3 +436,46 @@ def test_killed_while_it_is_written_it_is_as_it_was(lone_server, tmp_path, point
     for sandbox in sandboxes(server):
         Sandbox.kill(sandbox, **server.opts)
     server.cli("template", "delete", "counter")
+
+
+def test_who_has_a_key_of_the_team_alone_is_not_told_how_to_get_into_a_build(server, tmp_path):
+    key = server.cli("key", "create", "--data-dir", str(server.data_dir), "--name", "plain").stdout.split()[-1]
+    body = {"name": "watched", "setup": "true"}
+    made = call(server, "POST", "/v1/templates/builds", json=body)
+    assert made.status_code == 201, made.text
+    id = made.json()["sandboxID"]
+    assert made.json()["envdAccessToken"]
+    for path, options in (("", {}), ("/connect", {"json": {"timeout": 60}})):
+        method = "POST" if path else "GET"
+        told = call(server, method, f"/sandboxes/{id}{path}", headers={"X-API-Key": key}, **options)
+        assert told.status_code == 200 and not told.json().get("envdAccessToken"), told.text
+    # Nobody passes for one.
+    marked = {"templateID": "base", "metadata": {"sandglass.template": "watched"}}
+    refused = call(server, "POST", "/v2/sandboxes", json=marked)
+    assert refused.status_code == 400 and "sandglass.template" in refused.json()["message"]
+    Sandbox.kill(id)
+
+
+def test_an_environment_that_does_not_fit_is_refused_and_costs_the_template_nothing(server, built):
+    image = json.loads(server.cli("template", "show", "counter").stdout)["image"]["id"]
+    body = {"templateID": "counter", "envVars": {"A": "\x01" * 64_000}}
+    refused = call(server, "POST", "/v2/sandboxes", json=body)
+    assert refused.status_code == 400 and "envVars" in refused.json()["message"]
+    assert json.loads(server.cli("template", "show", "counter").stdout)["image"]["id"] == image
+
+
+def test_what_its_base_started_is_started_again_as_well(lone_server, tmp_path):
+    server = lone_server
+    build(server, folder(tmp_path / "counter"))
+    more = {"name": "more", "base": "counter", "start": "touch /tmp/mine; exec sleep 100000"}
+    build(server, folder(tmp_path / "more", more, setup="true"))
+    image = json.loads(server.cli("template", "show", "more").stdout)["image"]["id"]
+    another_agent(server, image)
+    cold, origin = create(server, "more")
+    assert origin == "template; path=cold"
+    n = counted(cold)[1]
+    until(lambda: counted(cold)[1] > n, what="it counts")
+    assert cold.files.exists("/tmp/mine")
+    cold.kill()
+    for name in ("more", "counter"):
+        server.cli("template", "delete", name)

@@ -11,7 +11,7 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
-use sandglass_store::{SandboxRow, TemplateSpec};
+use sandglass_store::{SandboxRow, Started};
 use sandglass_types::{Error, ErrorKind};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
@@ -31,8 +31,8 @@ const READY_PAUSE: Duration = Duration::from_millis(100);
 /// Where the output of what a template starts goes.
 const START_LOG: &str = "/var/log/template-start.log";
 
-/// Makes the log, which belongs to whoever the program runs as.
-const MAKE_LOG: &str = r#"install -m 600 -o "$1" /dev/null "$2""#;
+/// Makes the log, which belongs to whoever the program runs as. What its base started has it open already, so it is not replaced.
+const MAKE_LOG: &str = r#"{ [ -e "$2" ] || install -m 600 /dev/null "$2"; } && chown "$1" "$2""#;
 
 /// Starts what runs on, in a session of its own. It ends with the code of a program that ends at once and fails.
 const START: &str = r#"
@@ -49,9 +49,9 @@ exit $code
 ///
 /// # Errors
 /// [`ErrorKind::Conflict`] with the last lines of what failed.
-pub(crate) async fn begin(live: &Live, row: &SandboxRow, spec: &TemplateSpec) -> Result<(), Error> {
+pub(crate) async fn begin(live: &Live, row: &SandboxRow, what: &Started) -> Result<(), Error> {
     let inside = Inside { live, row };
-    if let Some(start) = &spec.start {
+    if let Some(start) = &what.start {
         // The agent knows who is meant by nobody.
         let who = inside.run("", &["/usr/bin/id", "-un"], SHORT).await?.expect("say who runs commands")?;
         let make_log = ["/bin/sh", "-c", MAKE_LOG, "sh", who.trim(), START_LOG];
@@ -59,8 +59,8 @@ pub(crate) async fn begin(live: &Live, row: &SandboxRow, spec: &TemplateSpec) ->
         let started = inside.run("", &["/bin/sh", "-c", START, "sh", start, START_LOG], SHORT).await?;
         started.expect("run its start command")?;
     }
-    if let Some(ready) = &spec.ready {
-        inside.wait_until_ready(ready, Duration::from_secs(spec.ready_timeout.into())).await?;
+    if let Some(ready) = &what.ready {
+        inside.wait_until_ready(ready, Duration::from_secs(what.ready_timeout.into())).await?;
     }
     Ok(())
 }

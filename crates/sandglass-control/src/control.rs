@@ -39,7 +39,7 @@ use crate::live::Live;
 use crate::metrics::{Now, Probes, STORE_FAILURES};
 use crate::owner::{ASKED, Begin, Handle};
 use crate::reconcile::{self, Repair};
-use crate::request::{CreateSandbox, check_timeout, idle_window};
+use crate::request::{BUILD_LABEL, CreateSandbox, check_env_together, check_timeout, idle_window};
 use crate::shared::Shared;
 use crate::template::Template;
 
@@ -126,6 +126,15 @@ pub struct Control(Arc<Shared>);
 
 pub(crate) fn not_found(id: &SandboxId) -> Error {
     Error::new(ErrorKind::NotFound, format!("sandbox '{id}' not found"))
+}
+
+/// What keys of its team are told of a sandbox. What a template is built in can be reached by nobody but who builds it, who was
+/// told its token when it was made: what happens there happens in the sandboxes of all teams.
+fn told(mut row: SandboxRow) -> SandboxRow {
+    if row.metadata.contains_key(BUILD_LABEL) {
+        row.access_token = None;
+    }
+    row
 }
 
 /// Why a sandbox on the way to a pause or back can't do what one does that runs.
@@ -297,6 +306,8 @@ impl Control {
         let shared = &self.0;
         // Before anything is made, so that the client hears of it.
         shared.config.egress.effective(&request.policy)?;
+        let defaults = shared.defaults(model.defaults.as_ref(), &model.template)?;
+        check_env_together(&defaults.env, &request.env)?;
         if request.lifetime.on_timeout.pause().is_some() {
             shared.can_pause()?;
         }
@@ -341,13 +352,13 @@ impl Control {
         // Before the row is there, so that the reconciler never takes it for one that nobody owns.
         let claim = if unused.is_some() { None } else { shared.claim(&new.id) };
         sandglass_failpoint::hit_async("control.create.insert").await.map_err(injected)?;
-        let inserted = self.insert(&new).await?;
-        if inserted != Created::Inserted
+        let inserted = self.insert(&new).await;
+        if !matches!(inserted, Ok(Created::Inserted))
             && let Some(entry) = unused.take()
         {
             shared.pools.put(entry);
         }
-        match inserted {
+        match inserted? {
             Created::Inserted => {}
             Created::Replay(id) => {
                 return self.standing(team, &id).await.map(Some).map_err(|_| outcome_gone());
@@ -402,7 +413,7 @@ impl Control {
             return Err(not_found(id));
         }
         match row.state {
-            SandboxState::Running => Ok(row),
+            SandboxState::Running => Ok(told(row)),
             state => Err(in_between(state).unwrap_or_else(|| not_found(id))),
         }
     }
@@ -415,7 +426,7 @@ impl Control {
         use SandboxState::{Paused, Pausing, Resuming, Running};
         let row = self.row(id).await?;
         let stands = matches!(row.state, Running | Pausing | Paused | Resuming);
-        if row.team == team && stands { Ok(row) } else { Err(not_found(id)) }
+        if row.team == team && stands { Ok(told(row)) } else { Err(not_found(id)) }
     }
 
     /// Writes a running sandbox, or only its files, to an image, and ends its processes. When this returns, it is paused.
@@ -486,7 +497,7 @@ impl Control {
     /// [`ErrorKind::NotFound`].
     pub async fn record(&self, team: TeamId, id: &SandboxId) -> Result<SandboxRow, Error> {
         let row = self.row(id).await?;
-        if row.team == team { Ok(row) } else { Err(not_found(id)) }
+        if row.team == team { Ok(told(row)) } else { Err(not_found(id)) }
     }
 
     /// A page of sandboxes.

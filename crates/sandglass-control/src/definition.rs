@@ -171,6 +171,7 @@ impl TemplateDefinition {
                 ready_timeout,
                 pool: self.pool,
                 agent: None,
+                inherited: Vec::new(),
             },
             limits: self.limits(&base)?,
             defaults: self.defaults(base.defaults)?,

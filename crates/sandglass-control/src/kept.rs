@@ -106,6 +106,7 @@ mod tests {
             ready_timeout: 1,
             pool: 0,
             agent: None,
+            inherited: Vec::new(),
         };
         let template = Box::new(template);
         let name = Some(SnapshotName { name: "mine".into(), tag: "default".into() });

@@ -25,6 +25,9 @@ use crate::shared::{Claim, Shared};
 
 use self::plan::Demand;
 
+/// How long a template is left alone of which no copy could be made, and all of them are where the machine lacks something.
+const FAILED: Duration = Duration::from_secs(10);
+
 /// One that is ready.
 pub(crate) struct Entry {
     /// The right to own it, with its id.
@@ -49,6 +52,10 @@ pub(crate) struct Pools {
     demand: Mutex<BTreeMap<String, Demand>>,
     /// When somebody asked for one, first since the last was made, and last.
     asked: Mutex<Option<(Instant, Instant)>>,
+    /// Images of which none could be made, and when that was.
+    failed: Mutex<BTreeMap<SnapshotId, Instant>>,
+    /// When they had to go because this machine lacked something.
+    lacked: Mutex<Option<Instant>>,
     /// The one that is being made, or was given up half made.
     making: Mutex<Option<SandboxId>>,
     /// That there is something to do.
@@ -81,7 +88,12 @@ impl Pools {
     /// How long it takes until the next may be made: not while many ask, unless that goes on for long.
     pub(crate) fn until_calm(&self) -> Option<Duration> {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let wait = asked.and_then(|(first, last)| until_calm(first, last, Instant::now()));
+        let now = Instant::now();
+        let lacked = *self.lacked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lacked) = lacked.filter(|at| now.duration_since(*at) < FAILED) {
+            return Some(lacked + FAILED - now);
+        }
+        let wait = asked.and_then(|(first, last)| until_calm(first, last, now));
         if wait.is_none() {
             *asked = None;
         }
@@ -108,6 +120,19 @@ impl Pools {
         self.entries().iter().map(|entry| (entry.id().clone(), entry.lease.id().clone())).collect()
     }
 
+    /// None could be made of this image.
+    pub(crate) fn failed(&self, image: &SnapshotId) {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.retain(|_, at| at.elapsed() < FAILED);
+        failed.insert(image.clone(), Instant::now());
+    }
+
+    /// Whether it is time to make one of this image, if one could not be made before.
+    pub(crate) fn can_be_filled(&self, image: &SnapshotId) -> bool {
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.get(image).is_none_or(|at| at.elapsed() >= FAILED)
+    }
+
     /// How many a template should have of which the operator wants `size`, now.
     pub(crate) fn target(&self, template: &str, size: u32) -> u32 {
         let mut demand = self.demand.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,6 +152,12 @@ impl Pools {
         {
             tracing::error!(sandbox = %id, error = %Chain(&error), "an unused sandbox could not be removed yet");
         }
+    }
+
+    /// Ends all of them, because this machine lacks something. `false` if there was none. It is a while until the next is made.
+    pub(crate) async fn make_room(&self, shared: &Shared) -> bool {
+        *self.lacked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        self.give_up_all(shared).await
     }
 
     /// Ends all of them. `false` if there was none.

@@ -241,6 +241,7 @@ pub(crate) mod tests {
             ready_timeout: 0,
             pool: 0,
             agent: None,
+            inherited: Vec::new(),
         };
         for (purpose, passing) in [
             (Purpose::Snapshot, [true, false, true]),

@@ -13,6 +13,12 @@ const MAX_PAIRS: usize = 256;
 /// The most bytes that all names and values of one such map may have together: it travels in one control message.
 const MAX_PAIR_BYTES: usize = 64 * 1024;
 
+/// The most bytes that the environments of a template and of a client may have together. The rest of the message is small.
+const MAX_ENV_BYTES: usize = sandglass_proto::control::MAX_CONTROL_LEN - 16 * 1024;
+
+/// The label of a sandbox in which a template is built. Only the server gives it.
+pub(crate) const BUILD_LABEL: &str = "sandglass.template";
+
 /// A create request, parsed but not yet checked against what this server allows.
 #[derive(Clone)]
 pub struct CreateSandbox {
@@ -68,6 +74,10 @@ impl CreateSandbox {
             check_timeout(idle, max_timeout)?;
         }
         check_pairs("metadata", &self.metadata)?;
+        if self.metadata.contains_key(BUILD_LABEL) {
+            let message = format!("metadata must not have the key {BUILD_LABEL:?}: the server gives it");
+            return Err(Error::new(ErrorKind::Invalid, message));
+        }
         check_env("envVars", &self.env)?;
         if !self.ingress.public && !self.secured {
             let message = "network.allowPublicTraffic: false needs secure: true";
@@ -98,12 +108,35 @@ fn check_pairs(field: &str, pairs: &BTreeMap<String, String>) -> Result<(), Erro
     if pairs.len() > MAX_PAIRS {
         return Err(Error::new(ErrorKind::Invalid, format!("{field} may have at most {MAX_PAIRS} entries")));
     }
-    let bytes: usize = pairs.iter().map(|(name, value)| name.len() + value.len()).sum();
+    let bytes = encoded(pairs);
     if bytes > MAX_PAIR_BYTES {
-        let message = format!("{field} may have at most {MAX_PAIR_BYTES} bytes, not {bytes}");
+        let message = format!("{field} may have at most {MAX_PAIR_BYTES} bytes as JSON, not {bytes}");
         return Err(Error::new(ErrorKind::Invalid, message));
     }
     Ok(())
+}
+
+/// Checks that what a template and a client say of the environment fits in the one message that tells the agent.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`], naming the field.
+pub(crate) fn check_env_together(
+    template: &BTreeMap<String, String>,
+    env: &BTreeMap<String, String>,
+) -> Result<(), Error> {
+    let bytes = encoded(template) + encoded(env);
+    if bytes > MAX_ENV_BYTES {
+        let message = format!(
+            "envVars and the environment of the template may have at most {MAX_ENV_BYTES} bytes together as JSON, not {bytes}"
+        );
+        return Err(Error::new(ErrorKind::Invalid, message));
+    }
+    Ok(())
+}
+
+/// How many bytes they have in a message.
+fn encoded(pairs: &BTreeMap<String, String>) -> usize {
+    serde_json::to_string(pairs).map_or(usize::MAX, |text| text.len())
 }
 
 #[cfg(test)]

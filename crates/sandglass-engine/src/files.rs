@@ -22,6 +22,14 @@ pub(crate) fn mark_unused(spec: &SandboxSpec, folder: &Path) -> io::Result<()> {
     if spec.unused { fs_err::write(folder.join(UNUSED), []) } else { Ok(()) }
 }
 
+/// Takes that back: it is somebody's from now on. `false` if it was before.
+pub(crate) fn mark_used(folder: &Path) -> io::Result<bool> {
+    match fs_err::remove_file(folder.join(UNUSED)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        removed => removed.map(|()| true),
+    }
+}
+
 /// Removes a folder with all that is in it; `Ok` if there is none.
 pub(crate) fn remove_folder(path: &Path) -> Result<(), EngineError> {
     match fs_err::remove_dir_all(path) {

@@ -265,13 +265,18 @@ impl GvisorEngine {
         Err(EngineError::wrong_state(id, presence, verb))
     }
 
+    /// How new sandboxes are driven.
+    const fn driver(&self) -> Driver {
+        if self.over_socket { Driver::Fastest } else { Driver::CommandLine }
+    }
+
     /// Makes a sandbox that is not there yet.
     fn make(&self, spec: &SandboxSpec, source: &Source) -> Result<(), EngineError> {
         let lock_of = self.locks.of(&spec.id);
         let _held = lock(&lock_of);
         self.expect_nothing(&spec.id)?;
         let pinned = self.matching(spec, source)?;
-        self.whole_or_not_at_all(&spec.id, || self.make_parts(spec, source, pinned).map(drop))
+        self.whole_or_not_at_all(&spec.id, || self.make_parts(spec, source, pinned, self.driver()).map(drop))
     }
 
     /// Makes what is left to be made of a sandbox; takes all of it apart again if that fails. The caller holds its lock.
@@ -306,7 +311,13 @@ impl GvisorEngine {
     }
 
     /// Makes it, and all that is in an image unless that is brought back over the control socket.
-    fn make_parts(&self, spec: &SandboxSpec, source: &Source, pinned: Pinned) -> Result<Record, EngineError> {
+    fn make_parts(
+        &self,
+        spec: &SandboxSpec,
+        source: &Source,
+        pinned: Pinned,
+        by: Driver,
+    ) -> Result<Record, EngineError> {
         let id = &spec.id;
         let rootfs = self.holdings.paths.rootfs(&spec.rootfs);
         if !rootfs.is_dir() {
@@ -323,8 +334,13 @@ impl GvisorEngine {
         sandglass_failpoint::hit("engine.create.record")?;
         let mut record = Record::new(id.clone(), pinned, spec.limits, self.holdings.boot_id.clone());
         self.save(&record)?;
-        let network = if self.over_socket { Network::OverControlSocket } else { Network::Namespace };
-        let checkpoint = source.checkpoint().filter(|_| !self.over_socket);
+        // `runsc restore` takes the interfaces from a namespace, however the sandbox is driven afterwards.
+        let checkpoint = source.checkpoint().filter(|_| by == Driver::CommandLine);
+        let (network, progress) = match checkpoint {
+            None if self.over_socket => (Network::OverControlSocket, Status::Created),
+            None => (Network::Namespace, Status::Created),
+            Some(_) => (Network::Namespace, Status::Running),
+        };
         // All three wait for the kernel, so they do it at the same time.
         let (expected, (mounts, surroundings)) = side_by_side(
             || self.holdings.cgroups.expect_move(),
@@ -339,7 +355,11 @@ impl GvisorEngine {
             tracing::debug!(%error, "joining the control group may take its time");
         }
         let ((), mounts) = both(surroundings, mounts)?;
-        self.turns.made(id, &leaf);
+        if spec.unused || source.prepared().is_some() {
+            self.turns.nobody_waits(&leaf);
+        } else {
+            self.turns.made(id, &leaf);
+        }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let cpus = make::cpus_for(spec.limits.cpus(), &self.cpus, turn);
         let before = make::before(&leaf, mounts, cpus)?;
@@ -374,7 +394,7 @@ impl GvisorEngine {
             lock(&self.watches).insert(id.clone(), Arc::new(watch));
         }
         record.sandbox = Some(identity.into());
-        record.progress = self.over_socket.then_some(Status::Created);
+        record.progress = self.over_socket.then_some(progress);
         record.prepared = source.prepared();
         sandglass_failpoint::hit("engine.create.save")?;
         self.save(&record)?;
@@ -597,17 +617,24 @@ impl Engine for GvisorEngine {
         let prepared = self.take_prepared(id, image)?;
         let pinned = self.matching(spec, &source)?;
         self.whole_or_not_at_all(id, || {
+            let again = pinned.clone();
             let record = match prepared {
-                None => self.make_parts(spec, &source, pinned)?,
+                None => self.make_parts(spec, &source, pinned, self.driver())?,
                 Some(record) => {
                     deadline::keep(self.holdings.paths.sandbox(id).dir(), spec.deadline, Moment::now())
                         .map_err(|error| step("keep the deadline", error))?;
                     record
                 }
             };
-            match source.checkpoint() {
-                Some(checkpoint) if self.over_socket => self.bring_back(record, &checkpoint),
-                _ => Ok(()),
+            let Some(checkpoint) = source.checkpoint().filter(|_| self.over_socket) else { return Ok(()) };
+            match self.bring_back(record, &checkpoint) {
+                // It has ended of it, as about one in a hundred does. None does of `runsc restore`.
+                Err(EngineError::Step { step: control::RESTORE, source: error }) => {
+                    tracing::warn!(%id, error = %sandglass_types::error::Chain(&*error), "it is restored by the command line");
+                    self.remove(id)?;
+                    self.make_parts(spec, &source, again, Driver::CommandLine).map(drop)
+                }
+                brought => brought,
             }
         })
     }
@@ -622,7 +649,7 @@ impl Engine for GvisorEngine {
         self.expect_nothing(id)?;
         let pinned = self.matching(spec, &source)?;
         self.whole_or_not_at_all(id, || {
-            let record = self.make_parts(spec, &source, pinned)?;
+            let record = self.make_parts(spec, &source, pinned, self.driver())?;
             sandglass_failpoint::hit("engine.prepare.freeze")?;
             self.signal(&record, process::Signal::STOP)
         })
@@ -719,11 +746,11 @@ impl Engine for GvisorEngine {
         self.known(id)?;
         let slack = match pace {
             Pace::Full => {
-                self.signal(&self.holdings.record(id)?, process::Signal::CONT)?;
+                self.wake(id)?;
                 process::DEFAULT_TIMER_SLACK
             }
             Pace::Idle => IDLE_TIMER_SLACK,
-            Pace::Still => return self.signal(&self.holdings.record(id)?, process::Signal::STOP),
+            Pace::Still => return self.hold_still(id),
         };
         let leaf = self.holdings.leaf(id)?;
         process::set_timer_slack(|| leaf.processes(), slack).map_err(|error| step("set the pace", error))

@@ -14,7 +14,7 @@ pub use model::{
     Admitted, ApiKey, Assignment, AuditEntry, CommandDefaults, Created, Event, IdempotencyKey, Identity,
     ImageState, KeyDigest, ListFilter, ListPage, MAX_DETAIL, MadeFrom, NewSandbox, NewSnapshot, Order,
     PageCursor, Purpose, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotName,
-    SnapshotPage, SnapshotRow, StartPath, Team, TemplateSpec, Transition,
+    SnapshotPage, SnapshotRow, StartPath, Started, Team, TemplateSpec, Transition,
 };
 pub use sqlite::SqliteStore;
 

@@ -20,7 +20,7 @@ pub use snapshot::{
     Admitted, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotFilter, SnapshotKey, SnapshotName,
     SnapshotPage, SnapshotRow,
 };
-pub use template::{CommandDefaults, StartPath, TemplateSpec};
+pub use template::{CommandDefaults, StartPath, Started, TemplateSpec};
 
 /// An owner of keys and sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

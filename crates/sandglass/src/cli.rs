@@ -448,7 +448,7 @@ pub(crate) enum Key {
         /// What to call it
         #[arg(long, default_value = "key")]
         name: String,
-        /// Let it see what concerns all teams: GET /metrics
+        /// Let it see and do what concerns all teams: GET /metrics, and templates
         #[arg(long)]
         operator: bool,
     },

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use sandglass_engine::Feature;
+use sandglass_engine::engine::{Feature, Presence};
 use sandglass_store::{ImageState, Purpose, SandboxRow, StartPath};
 use sandglass_types::budget::{Amount, admit};
 use sandglass_types::error::Chain;
-use sandglass_types::{Error, Lifetime, PauseMode, SandboxId, SandboxState};
+use sandglass_types::{Error, ErrorKind, Lifetime, PauseMode, SandboxId, SandboxState};
 use tokio::time::sleep;
 
 use super::Control;
@@ -109,11 +109,23 @@ impl Control {
                 _ => None,
             })
             .collect();
-        let plan = plan(&wanted, &shared.pools.ready());
-        for id in &plan.give_up {
-            shared.pools.give_up(shared, id).await;
+        let ready = shared.pools.ready();
+        if !ready.is_empty() {
+            let there = shared.host.list().await?;
+            let lives = |id: &SandboxId| {
+                there.iter().any(|(one, presence)| one == id && *presence != Presence::Remains)
+            };
+            for (id, _) in ready.iter().filter(|(id, _)| !lives(id)) {
+                tracing::warn!(sandbox = %id, "an unused sandbox has ended");
+                shared.pools.give_up(shared, id).await;
+            }
         }
-        let Some(template) = plan.make else { return Ok(Next::In(LOOK_EVERY)) };
+        for id in plan(&wanted, &shared.pools.ready()).give_up {
+            shared.pools.give_up(shared, &id).await;
+        }
+        let able: Vec<_> =
+            wanted.into_iter().filter(|wanted| shared.pools.can_be_filled(&wanted.image)).collect();
+        let Some(template) = plan(&able, &shared.pools.ready()).make else { return Ok(Next::In(LOOK_EVERY)) };
         // What was handed out just now has the machine for itself first.
         if let Some(pause) = shared.pools.until_calm() {
             return Ok(Next::In(pause));
@@ -124,7 +136,16 @@ impl Control {
         if admit(&shared.config.budgets.capacity, &taken, &Amount::of(&image.row.limits)).is_err() {
             return Ok(Next::In(LOOK_EVERY));
         }
-        self.add_entry(image).await?;
+        let of = image.row.id.clone();
+        self.add_entry(image).await.inspect_err(|error| {
+            if !shared.stop.is_cancelled() {
+                // Others are filled meanwhile.
+                shared.pools.failed(&of);
+                if error.kind() != ErrorKind::Capacity {
+                    shared.stale.note(&template, &of);
+                }
+            }
+        })?;
         Ok(Next::Another)
     }
 

@@ -138,7 +138,6 @@ impl Control {
         defaults: CommandDefaults,
     ) -> Result<SnapshotRow, Error> {
         let source = self.capturable(team, id, ErrorKind::Conflict).await?;
-        let spec = TemplateSpec { agent: self.shared().engine.agent, ..spec };
         let purpose = Purpose::Template(Box::new(spec));
         let new = NewSnapshot {
             template: name.to_owned(),

@@ -154,7 +154,7 @@ pub(super) struct Means {
 
 /// Gives up all that was only made ahead. `false` if there was nothing.
 async fn make_room(shared: &Shared) -> bool {
-    let (ahead, unused) = tokio::join!(shared.ahead.make_room(), shared.pools.give_up_all(shared));
+    let (ahead, unused) = tokio::join!(shared.ahead.make_room(), shared.pools.make_room(shared));
     ahead || unused
 }
 
@@ -277,7 +277,10 @@ pub(super) async fn come_up(means: &Means, origin: Origin) -> Result<Arc<Live>, 
     match make(means, &origin).await {
         // Whoever runs needs the room more than who may be resumed.
         Err(error)
-            if error.kind() == ErrorKind::Capacity && !gone.is_cancelled() && make_room(shared).await =>
+            if error.kind() == ErrorKind::Capacity
+                && !matches!(origin, Origin::Unused(_))
+                && !gone.is_cancelled()
+                && make_room(shared).await =>
         {
             tracing::info!(sandbox = %id, error = %Chain(&error), "made room for it");
             make(means, &origin).await?;
@@ -335,7 +338,9 @@ pub(super) async fn come_up(means: &Means, origin: Origin) -> Result<Arc<Live>, 
         let (airlock, connections) = (shared.airlocks().cloned(), Arc::clone(&shared.connections));
         let live = Arc::new(Live::new(row, line, hello.revision, airlock, gone.clone(), connections));
         if let Some(spec) = begins {
-            command::begin(&live, row, &spec).await?;
+            for started in spec.all_started() {
+                command::begin(&live, row, &started).await?;
+            }
         }
         Ok(live)
     };

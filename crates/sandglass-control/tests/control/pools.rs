@@ -28,6 +28,7 @@ async fn keep(server: &Server) {
         ready_timeout: 60,
         pool: 0,
         agent: None,
+        inherited: Vec::new(),
     };
     let defaults = CommandDefaults { user: "zoe".into(), workdir: "/srv".into(), env: BTreeMap::new() };
     server.control.keep_as_template(server.team, &id, "web", spec, defaults).await.unwrap();

@@ -15,7 +15,15 @@ use crate::scripted::Manner;
 use crate::trouble::broken;
 
 fn spec(base: &str) -> TemplateSpec {
-    TemplateSpec { base: base.into(), start: None, ready: None, ready_timeout: 60, pool: 0, agent: None }
+    TemplateSpec {
+        base: base.into(),
+        start: None,
+        ready: None,
+        ready_timeout: 60,
+        pool: 0,
+        agent: None,
+        inherited: Vec::new(),
+    }
 }
 
 fn defaults() -> CommandDefaults {

@@ -9,6 +9,7 @@ use sandglass_types::SandboxId;
 use super::GvisorEngine;
 use super::record::Record;
 use crate::engine::{EngineError, Presence, step};
+use crate::files::mark_used;
 use crate::record::Status;
 
 impl GvisorEngine {
@@ -23,6 +24,28 @@ impl GvisorEngine {
         let process =
             self.holdings.process(record)?.ok_or_else(|| EngineError::NotFound(record.id.clone()))?;
         process.signal(signal).map_err(|error| step("stop the sandbox process, or let it go on", error))
+    }
+
+    /// Stops one that nobody uses yet, with all that runs in it: programs that only compute do not need the sandbox process.
+    pub(super) fn hold_still(&self, id: &SandboxId) -> Result<(), EngineError> {
+        let record = self.holdings.record(id)?;
+        if record.progress.is_some() {
+            self.control(id).pause()?;
+        }
+        self.signal(&record, process::Signal::STOP)
+    }
+
+    /// Lets one go on that nobody has used so far: it is somebody's from now on. One that is somebody's already goes on as
+    /// it does.
+    pub(super) fn wake(&self, id: &SandboxId) -> Result<(), EngineError> {
+        let folder = self.holdings.paths.sandbox(id);
+        if !mark_used(folder.dir()).map_err(|error| step("say that it is used", error))? {
+            return Ok(());
+        }
+        self.turns.made(id, &self.holdings.leaf(id)?);
+        let record = self.holdings.record(id)?;
+        self.signal(&record, process::Signal::CONT)?;
+        if record.progress.is_some() { self.control(id).resume() } else { Ok(()) }
     }
 
     /// Takes the sandbox that was prepared for this image, if there is one. One that has ended meanwhile is as good as none. The
@@ -47,6 +70,8 @@ impl GvisorEngine {
     /// Brings an image back in a sandbox that was made for it. The caller holds its lock.
     pub(super) fn bring_back(&self, mut record: Record, checkpoint: &Path) -> Result<(), EngineError> {
         sandglass_failpoint::hit("engine.restore.begin")?;
+        // It may have been made long ago; somebody waits for it only now.
+        self.turns.made(&record.id, &self.holdings.leaf(&record.id)?);
         if record.prepared.take().is_some() {
             // Never twice: who finds it half way does not know how far that was.
             self.save(&record)?;

@@ -26,6 +26,9 @@ mod links;
 const TESTED: [&str; 1] = ["0.0~20240729.0"];
 
 /// Questions are answered at once or not at all.
+/// The step that a sandbox may end of.
+pub(super) const RESTORE: &str = "restore";
+
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a checkpoint consists of, in the order in which the files are passed. `runsc restore` looks for these names.
@@ -77,7 +80,7 @@ impl Control {
         sandglass_failpoint::hit("engine.restore.memory")?;
         call(&self.socket, "containerManager.Restore", &argument, &files, CHECKPOINT_TIMEOUT)
             .map(drop)
-            .map_err(|error| step("restore", error))
+            .map_err(|error| step(RESTORE, error))
     }
 
     fn join_network(&self, link: Option<&OwnedFd>) -> Result<(), EngineError> {

@@ -96,7 +96,7 @@ impl Leaf {
         let processes = single(&self.folder("pids")?.join("pids.current"))?;
         Ok(match self.version {
             Version::V1 => Usage {
-                cpu_micros: single(&self.folder("cpuacct")?.join("cpuacct.usage"))? / 1_000,
+                cpu_micros: self.cpu_micros()?,
                 memory_bytes: single(&memory.join("memory.usage_in_bytes"))?,
                 memory_peak_bytes: single(&memory.join("memory.max_usage_in_bytes"))?,
                 processes,
@@ -104,13 +104,24 @@ impl Leaf {
             Version::V2 => {
                 let memory_bytes = single(&memory.join("memory.current"))?;
                 Usage {
-                    cpu_micros: keyed(&memory.join("cpu.stat"), "usage_usec")?,
+                    cpu_micros: self.cpu_micros()?,
                     memory_bytes,
                     memory_peak_bytes: or_missing(single(&memory.join("memory.peak")), memory_bytes)?,
                     processes,
                 }
             }
         })
+    }
+
+    /// CPU time that it has used since it was made, in microseconds.
+    ///
+    /// # Errors
+    /// As [`Leaf::usage`].
+    pub fn cpu_micros(&self) -> Result<u64, CgroupError> {
+        match self.version {
+            Version::V1 => Ok(single(&self.folder("cpuacct")?.join("cpuacct.usage"))? / 1_000),
+            Version::V2 => keyed(&self.folder("cpu")?.join("cpu.stat"), "usage_usec"),
+        }
     }
 
     /// How many processes of the group the kernel has killed for lack of memory. The count lives as long as the

@@ -284,6 +284,7 @@ pub async fn a_template_has_one_image_on_each_machine(store: Arc<dyn Store>) {
         ready_timeout: 60,
         pool: 3,
         agent: None,
+        inherited: Vec::new(),
     };
     let purpose = Purpose::Template(Box::new(spec));
     let new = |name: &str, node, created| NewSnapshot {

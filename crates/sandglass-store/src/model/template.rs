@@ -29,9 +29,38 @@ pub struct TemplateSpec {
     pub ready_timeout: u32,
     /// How many unused copies are kept ready.
     pub pool: u32,
+    /// What its image has running already of the templates that it is built on, in the order in which that was started.
+    #[serde(default)]
+    pub inherited: Vec<Started>,
     /// The agent that its image has, as the engine names it.
     #[serde(default)]
     pub agent: Option<Digest>,
+}
+
+/// What a template starts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Started {
+    /// The command that runs on, as a line of the shell.
+    pub start: Option<String>,
+    /// The command that ends with 0 once the other is ready.
+    pub ready: Option<String>,
+    /// How long that may take, in seconds.
+    pub ready_timeout: u32,
+}
+
+impl TemplateSpec {
+    /// What it starts itself.
+    #[must_use]
+    pub fn own(&self) -> Started {
+        let Self { start, ready, ready_timeout, .. } = self;
+        Started { start: start.clone(), ready: ready.clone(), ready_timeout: *ready_timeout }
+    }
+
+    /// All that runs in its image, in order.
+    #[must_use]
+    pub fn all_started(&self) -> Vec<Started> {
+        self.inherited.iter().cloned().chain([self.own()]).collect()
+    }
 }
 
 /// Which way a sandbox came to run.

@@ -15,13 +15,10 @@ use super::{Control, RunningImage, stored};
 use crate::command;
 use crate::definition::{BaseOf, Plan, TemplateDefinition};
 use crate::owner::Origin;
-use crate::request::CreateSandbox;
+use crate::request::{BUILD_LABEL, CreateSandbox};
 
 /// How long a build may take. Whoever builds ends the sandbox sooner.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
-
-/// The label of a sandbox in which a template is made.
-const LABEL: &str = "sandglass.template";
 
 /// A template of this server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,7 +68,12 @@ impl Control {
         };
         let defaults = shared.defaults(model.defaults.as_ref(), &model.template)?;
         let base = BaseOf { defaults, limits: model.limits, running: own.is_none() };
-        let plan = definition.plan(base, shared.config.templates.contains_key(&definition.name))?;
+        let mut plan = definition.plan(base, shared.config.templates.contains_key(&definition.name))?;
+        plan.spec.agent = shared.engine.agent;
+        if let Origin::Template(_, of) = &model.origin {
+            // Both live on in the image of what is built on it.
+            (plan.spec.agent, plan.spec.inherited) = (of.agent, of.all_started());
+        }
         let model = Model { limits: plan.limits, defaults: Some(plan.defaults.clone()), ..model };
         Ok((plan, model))
     }
@@ -104,7 +106,7 @@ impl Control {
                 ..Lifetime::of(BUILD_TIMEOUT.min(self.shared().config.max_lifetime))
             },
             secured: true,
-            metadata: BTreeMap::from([(LABEL.to_owned(), name.to_owned())]),
+            metadata: BTreeMap::from([(BUILD_LABEL.to_owned(), name.to_owned())]),
             env: BTreeMap::new(),
             allow_internet_access: None,
             policy,
@@ -132,13 +134,13 @@ impl Control {
         let row = self.capturable(team, id, ErrorKind::Conflict).await?;
         let made_for = (&row.template, row.rootfs, row.limits, row.defaults.as_ref());
         if made_for != (&model.template, model.rootfs, plan.limits, Some(&plan.defaults))
-            || row.metadata.get(LABEL) != Some(&plan.name)
+            || row.metadata.get(BUILD_LABEL) != Some(&plan.name)
         {
             let message = "the sandbox was not made for this template as it is defined now: build it anew";
             return Err(Error::new(ErrorKind::Conflict, message));
         }
         let live = self.live(id).ok_or_else(|| super::super::not_found(id))?;
-        command::begin(&live, &row, &plan.spec).await?;
+        command::begin(&live, &row, &plan.spec.own()).await?;
         command::warm_up(&live, &row).await?;
         drop(live);
         let image =
@@ -189,6 +191,7 @@ impl Control {
                 ready_timeout: 1,
                 pool: 0,
                 agent: None,
+                inherited: Vec::new(),
             },
             defaults: own.defaults(),
             limits: shared.config.limits,
@@ -238,13 +241,44 @@ impl Control {
         }
     }
 
+    /// Whether the image of a template gives a sandbox, of which nobody wants anything.
+    async fn can_be_restored(&self, row: &SnapshotRow, defaults: &CommandDefaults) -> Result<bool, Error> {
+        let name = &row.template;
+        let lease = self.shared().images.lease(&row.id).ok_or_else(|| not_found(name))?;
+        let model = Model {
+            template: name.clone(),
+            rootfs: row.rootfs,
+            limits: row.limits,
+            generation: next(row.generation),
+            made_from: sandglass_store::MadeFrom::Template,
+            defaults: Some(defaults.clone()),
+            start_path: StartPath::Restore,
+            origin: Origin::Copy(lease),
+        };
+        match self.make_for_template(row.team, name, Policy::default(), model).await {
+            Ok(made) => self.kill(made.team, &made.id).await.map(|()| true),
+            // Whether it can is not known.
+            Err(error) if matches!(error.kind(), ErrorKind::Capacity | ErrorKind::Quota) => Err(error),
+            Err(error) => {
+                tracing::info!(template = name, error = %Chain(&error), "its image can't be restored");
+                Ok(false)
+            }
+        }
+    }
+
     async fn renew(&self, name: &str, image: &SnapshotId) -> Result<(), Error> {
         let shared = self.shared();
         let found = shared.store.template(shared.node, name).await.map_err(stored)?;
         // It has another one by now, or none.
         let Some(row) = found.filter(|row| row.id == *image) else { return Ok(()) };
         let sandglass_store::Purpose::Template(spec) = row.purpose.clone() else { return Ok(()) };
+        let row_agent = spec.agent;
         let defaults = shared.defaults(row.defaults.as_ref(), name)?;
+        let spec = TemplateSpec { agent: shared.engine.agent, ..*spec };
+        if row_agent == shared.engine.agent && self.can_be_restored(&row, &defaults).await? {
+            // It was the machine, or what a client wanted of its sandbox.
+            return Ok(());
+        }
         let model = match shared.config.templates.get(name) {
             Some(own) => Model { defaults: Some(own.defaults()), ..self.cold(own) },
             // From its own disk: what its script made is there, and what it started is started again.
@@ -258,7 +292,7 @@ impl Control {
                     made_from: sandglass_store::MadeFrom::Template,
                     defaults: Some(defaults.clone()),
                     start_path: StartPath::Cold,
-                    origin: Origin::TemplateDisk(lease, spec.clone()),
+                    origin: Origin::TemplateDisk(lease, Box::new(spec.clone())),
                 }
             }
         };
@@ -271,7 +305,7 @@ impl Control {
             // An operator may have built another one meanwhile.
             let now = shared.store.template(shared.node, name).await.map_err(stored)?;
             if now.is_some_and(|now| now.id == row.id) {
-                self.keep_as_template(made.team, &made.id, name, *spec, defaults).await?;
+                self.keep_as_template(made.team, &made.id, name, spec, defaults).await?;
             }
             Ok(())
         };
