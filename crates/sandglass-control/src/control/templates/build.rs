@@ -10,7 +10,7 @@ use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, Lifetime, SandboxId, SnapshotId, TeamId, Timestamp};
 use tokio::time::Instant;
 
-use super::super::snapshots::{Model, next};
+use super::super::snapshots::Model;
 use super::{Control, RunningImage, stored};
 use crate::command;
 use crate::definition::{BaseOf, Plan, TemplateDefinition};
@@ -242,19 +242,18 @@ impl Control {
     }
 
     /// Whether the image of a template gives a sandbox, of which nobody wants anything.
-    async fn can_be_restored(&self, row: &SnapshotRow, defaults: &CommandDefaults) -> Result<bool, Error> {
+    async fn can_be_restored(
+        &self,
+        row: &SnapshotRow,
+        spec: &TemplateSpec,
+        defaults: &CommandDefaults,
+    ) -> Result<bool, Error> {
         let name = &row.template;
         let lease = self.shared().images.lease(&row.id).ok_or_else(|| not_found(name))?;
-        let model = Model {
-            template: name.clone(),
-            rootfs: row.rootfs,
-            limits: row.limits,
-            generation: next(row.generation),
-            made_from: sandglass_store::MadeFrom::Template,
-            defaults: Some(defaults.clone()),
-            start_path: StartPath::Restore,
-            origin: Origin::Copy(lease),
-        };
+        let spec = Box::new(spec.clone());
+        let model = RunningImage { row: row.clone(), spec, lease: lease.clone() }.into_model();
+        // Without the cold start that would follow: only the image is in question.
+        let model = Model { defaults: Some(defaults.clone()), origin: Origin::Copy(lease), ..model };
         match self.make_for_template(row.team, name, Policy::default(), model).await {
             Ok(made) => self.kill(made.team, &made.id).await.map(|()| true),
             // Whether it can is not known.
@@ -275,7 +274,7 @@ impl Control {
         let row_agent = spec.agent;
         let defaults = shared.defaults(row.defaults.as_ref(), name)?;
         let spec = TemplateSpec { agent: shared.engine.agent, ..*spec };
-        if row_agent == shared.engine.agent && self.can_be_restored(&row, &defaults).await? {
+        if row_agent == shared.engine.agent && self.can_be_restored(&row, &spec, &defaults).await? {
             // It was the machine, or what a client wanted of its sandbox.
             return Ok(());
         }
@@ -284,15 +283,13 @@ impl Control {
             // From its own disk: what its script made is there, and what it started is started again.
             None => {
                 let lease = shared.images.lease(&row.id).ok_or_else(|| not_found(name))?;
+                let spec = Box::new(spec.clone());
+                let image = RunningImage { row: row.clone(), spec: spec.clone(), lease: lease.clone() };
                 Model {
-                    template: row.template.clone(),
-                    rootfs: row.rootfs,
-                    limits: row.limits,
-                    generation: next(row.generation),
-                    made_from: sandglass_store::MadeFrom::Template,
                     defaults: Some(defaults.clone()),
                     start_path: StartPath::Cold,
-                    origin: Origin::TemplateDisk(lease, Box::new(spec.clone())),
+                    origin: Origin::TemplateDisk(lease, spec),
+                    ..image.into_model()
                 }
             }
         };
