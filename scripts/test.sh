@@ -58,11 +58,12 @@ most_again=5
 # pytest_run WHAT VENV ARGUMENT...
 pytest_run() {
   pytest_once "$@"
-  mapfile -t again < <(sed -nE 's/^(FAILED|ERROR) (.*)/\2/p' "$logs/pytest" | sed 's/ - .*//' | sort -u)
+  # The names are said with the folder or without it, depending on how many workers there were.
+  mapfile -t again < <(sed -nE 's#^(FAILED|ERROR) (tests/e2e/)?#tests/e2e/#p' "$logs/pytest" | sed 's/ - .*//' | sort -u)
   if [ "$status" = 1 ] && [ ${#again[@]} -gt 0 ] && [ ${#again[@]} -le $most_again ]; then
     tally "$(number passed <<< "$summary")" 0 "$(number skipped <<< "$summary")" 0 "$1"
     printf '%s\n' "${again[@]}" >> "$logs/again"
-    pytest_once "$1: what failed, once more" "$2" "${again[@]/#/tests/e2e/}"
+    pytest_once "$1: what failed, once more" "$2" "${again[@]}"
   fi
   tally "$(number passed <<< "$summary")" \
     $(($(number failed <<< "$summary") + $(number 'errors?' <<< "$summary"))) \

@@ -193,11 +193,11 @@ class Server:
         self.process.wait(STOP_WITHIN)
         self.process = None
 
-    def cli(self, *args: str, check: bool = True, **more) -> subprocess.CompletedProcess:
+    def cli(self, *args: str, check: bool = True, timeout: float = 100, **more) -> subprocess.CompletedProcess:
         """Runs the command line as this server's user."""
         env = dict(os.environ, E2B_API_URL=self.url, E2B_API_KEY=self.api_key)
         result = subprocess.run(
-            [*self.program, *args], env=env, text=True, capture_output=True, timeout=100, **more
+            [*self.program, *args], env=env, text=True, capture_output=True, timeout=timeout, **more
         )
         if check:
             assert result.returncode == 0, f"sandglass {args} failed:\n{result.stdout}{result.stderr}"

@@ -11,6 +11,10 @@ from e2b import CommandExitException, Sandbox
 from faults import configured, fork
 from support import ROOT
 
+# Most of it is spent by a package mirror.
+BUILD_WITHIN = 600
+pytestmark = pytest.mark.timeout(BUILD_WITHIN + 120)
+
 
 def mirrors() -> set[str]:
     """The addresses of the mirrors that apt of this machine uses."""
@@ -40,7 +44,7 @@ def packages(servers, work_folder):
 
 
 def build(server, name: str):
-    result = server.cli("template", "build", str(ROOT / "templates" / name), check=False)
+    result = server.cli("template", "build", str(ROOT / "templates" / name), check=False, timeout=BUILD_WITHIN)
     assert result.returncode == 0, result.stderr[-4000:]
 
 

@@ -25,10 +25,10 @@ mod links;
 /// The versions of `runsc` whose control socket was tested.
 const TESTED: [&str; 1] = ["0.0~20240729.0"];
 
-/// Questions are answered at once or not at all.
 /// The step that a sandbox may end of.
 pub(super) const RESTORE: &str = "restore";
 
+/// Questions are answered at once or not at all.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a checkpoint consists of, in the order in which the files are passed. `runsc restore` looks for these names.
