@@ -62,7 +62,7 @@ use self::control::Control;
 use self::exit::{Evidence, classify};
 use self::image::{CHECKPOINT_TIMEOUT, Image, Memory, Source, Unfinished};
 use self::layer::Layer;
-use self::record::{Pinned, Record};
+use self::record::{Pinned, Record, Restore};
 use self::runsc::{MAKE_TIMEOUT, Make, Network, Runsc};
 use self::turns::Turns;
 use crate::deadline::{self, Deadline, Moment};
@@ -229,8 +229,8 @@ impl GvisorEngine {
         }
         let status = match record.progress {
             None => self.runsc.status(id),
-            // Nobody has begun with it. One that is stopped answers nothing, and does nothing.
-            Some(Status::Created) if record.prepared.is_some() || self.is_frozen(&record) => {
+            // One that is stopped answers nothing, and does nothing.
+            Some(Status::Created) if record.restore.is_some() || self.is_frozen(&record) => {
                 Some(Status::Created)
             }
             // A host may have died before it could write that the guest runs.
@@ -265,18 +265,13 @@ impl GvisorEngine {
         Err(EngineError::wrong_state(id, presence, verb))
     }
 
-    /// How new sandboxes are driven.
-    const fn driver(&self) -> Driver {
-        if self.over_socket { Driver::Fastest } else { Driver::CommandLine }
-    }
-
     /// Makes a sandbox that is not there yet.
     fn make(&self, spec: &SandboxSpec, source: &Source) -> Result<(), EngineError> {
         let lock_of = self.locks.of(&spec.id);
         let _held = lock(&lock_of);
         self.expect_nothing(&spec.id)?;
         let pinned = self.matching(spec, source)?;
-        self.whole_or_not_at_all(&spec.id, || self.make_parts(spec, source, pinned, self.driver()).map(drop))
+        self.whole_or_not_at_all(&spec.id, || self.make_parts(spec, source, pinned).map(drop))
     }
 
     /// Makes what is left to be made of a sandbox; takes all of it apart again if that fails. The caller holds its lock.
@@ -311,13 +306,7 @@ impl GvisorEngine {
     }
 
     /// Makes it, and all that is in an image unless that is brought back over the control socket.
-    fn make_parts(
-        &self,
-        spec: &SandboxSpec,
-        source: &Source,
-        pinned: Pinned,
-        by: Driver,
-    ) -> Result<Record, EngineError> {
+    fn make_parts(&self, spec: &SandboxSpec, source: &Source, pinned: Pinned) -> Result<Record, EngineError> {
         let id = &spec.id;
         let rootfs = self.holdings.paths.rootfs(&spec.rootfs);
         if !rootfs.is_dir() {
@@ -334,13 +323,8 @@ impl GvisorEngine {
         sandglass_failpoint::hit("engine.create.record")?;
         let mut record = Record::new(id.clone(), pinned, spec.limits, self.holdings.boot_id.clone());
         self.save(&record)?;
-        // `runsc restore` takes the interfaces from a namespace, however the sandbox is driven afterwards.
-        let checkpoint = source.checkpoint().filter(|_| by == Driver::CommandLine);
-        let (network, progress) = match checkpoint {
-            None if self.over_socket => (Network::OverControlSocket, Status::Created),
-            None => (Network::Namespace, Status::Created),
-            Some(_) => (Network::Namespace, Status::Running),
-        };
+        let network = if self.over_socket { Network::OverControlSocket } else { Network::Namespace };
+        let checkpoint = source.checkpoint().filter(|_| !self.over_socket);
         // All three wait for the kernel, so they do it at the same time.
         let (expected, (mounts, surroundings)) = side_by_side(
             || self.holdings.cgroups.expect_move(),
@@ -377,7 +361,8 @@ impl GvisorEngine {
         let stdio = Session { folder: paths.dir() }.agent_stdio()?;
         // What could be written must be readable: both take as long as there is memory.
         let within = if checkpoint.is_some() { CHECKPOINT_TIMEOUT } else { MAKE_TIMEOUT };
-        let call = Make { verb, options: &options, network, log: &paths.log(), within };
+        let (log, panics) = (paths.log(), paths.panics());
+        let call = Make { verb, options: &options, network, log: &log, panics: &panics, within };
         self.runsc.make(id, &call, before, stdio)?;
         sandglass_failpoint::hit("engine.create.made")?;
         if cpus.is_some() {
@@ -394,8 +379,8 @@ impl GvisorEngine {
             lock(&self.watches).insert(id.clone(), Arc::new(watch));
         }
         record.sandbox = Some(identity.into());
-        record.progress = self.over_socket.then_some(progress);
-        record.prepared = source.prepared();
+        record.progress = self.over_socket.then_some(Status::Created);
+        record.restore = source.prepared().map(Restore::Waits);
         sandglass_failpoint::hit("engine.create.save")?;
         self.save(&record)?;
         Ok(record)
@@ -536,7 +521,7 @@ impl Engine for GvisorEngine {
         let _held = lock(&lock_of);
         sandglass_failpoint::hit("engine.start.expect")?;
         let mut record = self.expect(id, Presence::Created, "start")?;
-        if record.prepared.is_some() {
+        if record.restore.is_some() {
             return Err(EngineError::WrongState {
                 id: id.clone(),
                 state: "made for an image",
@@ -617,9 +602,8 @@ impl Engine for GvisorEngine {
         let prepared = self.take_prepared(id, image)?;
         let pinned = self.matching(spec, &source)?;
         self.whole_or_not_at_all(id, || {
-            let again = pinned.clone();
             let record = match prepared {
-                None => self.make_parts(spec, &source, pinned, self.driver())?,
+                None => self.make_parts(spec, &source, pinned)?,
                 Some(record) => {
                     deadline::keep(self.holdings.paths.sandbox(id).dir(), spec.deadline, Moment::now())
                         .map_err(|error| step("keep the deadline", error))?;
@@ -627,15 +611,7 @@ impl Engine for GvisorEngine {
                 }
             };
             let Some(checkpoint) = source.checkpoint().filter(|_| self.over_socket) else { return Ok(()) };
-            match self.bring_back(record, &checkpoint) {
-                // It has ended of it, as about one in a hundred does. None does of `runsc restore`.
-                Err(EngineError::Step { step: control::RESTORE, source: error }) => {
-                    tracing::warn!(%id, error = %sandglass_types::error::Chain(&*error), "it is restored by the command line");
-                    self.remove(id)?;
-                    self.make_parts(spec, &source, again, Driver::CommandLine).map(drop)
-                }
-                brought => brought,
-            }
+            self.bring_back(record, &checkpoint)
         })
     }
 
@@ -649,7 +625,7 @@ impl Engine for GvisorEngine {
         self.expect_nothing(id)?;
         let pinned = self.matching(spec, &source)?;
         self.whole_or_not_at_all(id, || {
-            let record = self.make_parts(spec, &source, pinned, self.driver())?;
+            let record = self.make_parts(spec, &source, pinned)?;
             sandglass_failpoint::hit("engine.prepare.freeze")?;
             self.signal(&record, process::Signal::STOP)
         })
@@ -783,6 +759,7 @@ impl Engine for GvisorEngine {
                 break;
             }
         }
+        runsc::report_panic(id, &self.holdings.paths.sandbox(id).panics());
         Ok(classify(self.evidence(id, watch.as_deref())?))
     }
 }

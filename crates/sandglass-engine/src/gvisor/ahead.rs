@@ -7,7 +7,8 @@ use sandglass_linux::process;
 use sandglass_types::SandboxId;
 
 use super::GvisorEngine;
-use super::record::Record;
+use super::record::{Record, Restore};
+use super::runsc;
 use crate::engine::{EngineError, Presence, step};
 use crate::files::mark_used;
 use crate::record::Status;
@@ -56,7 +57,7 @@ impl GvisorEngine {
         image: &SandboxId,
     ) -> Result<Option<Record>, EngineError> {
         match self.holdings.record(id) {
-            Ok(record) if record.prepared.as_ref() == Some(image) => {
+            Ok(record) if record.restore.as_ref() == Some(&Restore::Waits(image.clone())) => {
                 if self.presence(id)? == Presence::Created {
                     return Ok(Some(record));
                 }
@@ -72,13 +73,18 @@ impl GvisorEngine {
         sandglass_failpoint::hit("engine.restore.begin")?;
         // It may have been made long ago; somebody waits for it only now.
         self.turns.made(&record.id, &self.holdings.leaf(&record.id)?);
-        if record.prepared.take().is_some() {
-            // Never twice: who finds it half way does not know how far that was.
-            self.save(&record)?;
+        // Never twice: who finds it half way does not know how far that was.
+        let waited = record.restore.replace(Restore::Begun).is_some();
+        self.save(&record)?;
+        if waited {
             self.signal(&record, process::Signal::CONT)?;
         }
-        self.control(&record.id).restore(self.guest_link(&record.id)?.as_ref(), checkpoint)?;
+        let link = self.guest_link(&record.id)?;
+        self.control(&record.id).restore(link.as_ref(), checkpoint).inspect_err(|_| {
+            runsc::report_panic(&record.id, &self.holdings.paths.sandbox(&record.id).panics());
+        })?;
         sandglass_failpoint::hit("engine.restore.save")?;
+        record.restore = None;
         self.advance(&mut record, Status::Running)
     }
 }

@@ -25,9 +25,6 @@ mod links;
 /// The versions of `runsc` whose control socket was tested.
 const TESTED: [&str; 1] = ["0.0~20240729.0"];
 
-/// The step that a sandbox may end of.
-pub(super) const RESTORE: &str = "restore";
-
 /// Questions are answered at once or not at all.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -63,7 +60,7 @@ impl Control {
     }
 
     /// Gives the guest its interfaces, and brings back memory and processes from a folder that [`Control::checkpoint`]
-    /// wrote. They run when this returns.
+    /// wrote. They run when this returns; until then, nothing else may be asked of the sandbox.
     ///
     /// A sandbox where this failed half way is good for nothing any more.
     pub(super) fn restore(&self, link: Option<&OwnedFd>, folder: &Path) -> Result<(), EngineError> {
@@ -80,7 +77,7 @@ impl Control {
         sandglass_failpoint::hit("engine.restore.memory")?;
         call(&self.socket, "containerManager.Restore", &argument, &files, CHECKPOINT_TIMEOUT)
             .map(drop)
-            .map_err(|error| step(RESTORE, error))
+            .map_err(|error| step("restore", error))
     }
 
     fn join_network(&self, link: Option<&OwnedFd>) -> Result<(), EngineError> {

@@ -123,4 +123,10 @@ impl SandboxPaths {
     pub fn log(&self) -> PathBuf {
         self.dir.join("runsc.log")
     }
+
+    /// Where the guest's kernel says what it died of.
+    #[must_use]
+    pub fn panics(&self) -> PathBuf {
+        self.dir.join("panics.log")
+    }
 }

@@ -27,9 +27,20 @@ pub(super) struct Record {
     /// to be created need be asked whether it runs by now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) progress: Option<Status>,
-    /// The image that is to be brought back in it, until that begins.
+    /// How far an image has come that is brought back in it over its control socket, until that is done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) prepared: Option<SandboxId>,
+    pub(super) restore: Option<Restore>,
+}
+
+/// An image on its way into a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Restore {
+    /// The sandbox was made for this one, which waits.
+    Waits(SandboxId),
+    /// It is at it, or was when a host died. The guest's kernel has no clock meanwhile, and ends of any question in which
+    /// there is a time: so it is asked none.
+    Begun,
 }
 
 /// What a checkpoint needs to be restored with.
@@ -64,7 +75,7 @@ impl Record {
             boot_id,
             sandbox: None,
             progress: None,
-            prepared: None,
+            restore: None,
         }
     }
 
@@ -88,8 +99,13 @@ mod tests {
         let mut written = Record::new(id.clone(), pinned, Limits::default(), "boot".into());
         let process = ProcessIdentity { pid: 7, start_ticks: 9 };
         written.sandbox = Some(process.into());
-        for (progress, prepared) in [(None, None), (Some(Status::Created), Some(SandboxId::random()))] {
-            (written.progress, written.prepared) = (progress, prepared);
+        let waits = Restore::Waits(SandboxId::random());
+        for (progress, restore) in [
+            (None, None),
+            (Some(Status::Created), Some(waits)),
+            (Some(Status::Created), Some(Restore::Begun)),
+        ] {
+            (written.progress, written.restore) = (progress, restore);
             record::write(&written, &path).unwrap();
             assert_eq!(record::read::<Record>(&path, &id).as_ref(), Some(&written));
         }

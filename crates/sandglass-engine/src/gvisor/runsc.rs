@@ -95,8 +95,17 @@ pub(super) struct Make<'a> {
     pub(super) network: Network,
     /// Where it writes its fatal errors.
     pub(super) log: &'a Path,
+    /// Where the sandbox process writes those of its own.
+    pub(super) panics: &'a Path,
     /// When it is given up.
     pub(super) within: Duration,
+}
+
+/// Where fatal errors go.
+#[derive(Clone, Copy)]
+struct Logs<'a> {
+    log: &'a Path,
+    panics: &'a Path,
 }
 
 impl Runsc {
@@ -158,10 +167,10 @@ impl Runsc {
         before: Vec<Step>,
         stdio: AgentStdio,
     ) -> Result<(), EngineError> {
-        let &Make { verb, options, network, log, within } = call;
+        let &Make { verb, options, network, log, panics, within } = call;
         let deadline = Instant::now() + within;
         let launch = self
-            .launch(Some(log), network, verb)
+            .launch(Some(Logs { log, panics }), network, verb)
             .and_then(|launch| {
                 launch.args(options)?.arg(id.as_str())?.steps(before).stdin(stdio.stdin)?.stdout(stdio.stdout)
             })
@@ -194,7 +203,7 @@ impl Runsc {
         control_socket(&self.root, id)
     }
 
-    fn launch(&self, log: Option<&Path>, network: Network, verb: &str) -> Result<Launch, LaunchError> {
+    fn launch(&self, logs: Option<Logs<'_>>, network: Network, verb: &str) -> Result<Launch, LaunchError> {
         let mut launch = Launch::new(&self.program)?
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")?
             .step(Step::OpenFiles(self.open_files))
@@ -202,8 +211,9 @@ impl Runsc {
             .step(Step::DenyMembarrier)
             .arg("--root")?
             .arg(&self.root)?;
-        if let Some(log) = log {
+        if let Some(Logs { log, panics }) = logs {
             launch = launch.arg("--log")?.arg(log)?.args(["--log-format=json"])?;
+            launch = launch.arg("--panic-log")?.arg(panics)?;
         }
         let network = match network {
             Network::Namespace => "--network=sandbox",
@@ -305,6 +315,17 @@ fn read_tail(path: &Path) -> Vec<u8> {
     match read {
         Ok(_) => tail,
         Err(_) => Vec::new(),
+    }
+}
+
+/// Says in the log what the guest's kernel died of, if it did: nobody else knows.
+pub(super) fn report_panic(id: &SandboxId, panics: &Path) {
+    use std::io::Read as _;
+    let mut head = Vec::new();
+    let limit = u64::try_from(MAX_OUTPUT).unwrap_or(u64::MAX);
+    let read = std::fs::File::open(panics).and_then(|file| file.take(limit).read_to_end(&mut head));
+    if read.is_ok_and(|len| len > 0) {
+        tracing::warn!(%id, said = message(&head), "the guest's kernel has died");
     }
 }
 

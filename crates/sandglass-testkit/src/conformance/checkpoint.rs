@@ -1,5 +1,7 @@
 //! Checkpoint and restore: memory and files come back together or not at all.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use sandglass_engine::engine::{EngineError, Presence, SandboxSpec};
 use sandglass_types::SandboxId;
 
@@ -106,6 +108,33 @@ pub(super) fn it_starts_anew_from_its_disk(fixture: &mut Fixture<'_>) {
     assert_eq!(source.to_string(), "it was made with another set of limits");
     let absent = engine.boot(&fixture.spec(), &SandboxId::random());
     assert!(matches!(absent, Err(EngineError::NotFound(_))), "{absent:?}");
+}
+
+pub(super) fn it_can_be_looked_at_while_it_comes_back(fixture: &mut Fixture<'_>) {
+    let (parent, image) = image(fixture);
+    fixture.destroy(&parent.id);
+    let engine = fixture.engine();
+    for ahead in [true, false] {
+        let child = fixture.spec();
+        if ahead {
+            engine.prepare_restore(&child, &image).unwrap();
+        }
+        let back = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| {
+                while !back.load(Ordering::Relaxed) {
+                    engine.list().unwrap();
+                }
+            });
+            let restored = engine.restore(&child, &image);
+            back.store(true, Ordering::Relaxed);
+            looks.join().unwrap();
+            restored.unwrap();
+        });
+        assert_eq!(fixture.presence(&child.id), Some(Presence::Running));
+        assert_eq!(fixture.attach(&child.id).sh("echo $x"), "memory\n<0>");
+        fixture.destroy(&child.id);
+    }
 }
 
 pub(super) fn one_that_was_prepared_is_taken(fixture: &mut Fixture<'_>) {
