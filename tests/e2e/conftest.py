@@ -145,6 +145,26 @@ def cramped_server(work_folder):
         mount.rmdir()
 
 
+@pytest.fixture
+def sharing_server(work_folder):
+    """A server whose data folder is on a file system where files share blocks."""
+    image, mount = work_folder / "sharing.img", work_folder / "sharing"
+    mount.mkdir()
+    with image.open("wb") as file:
+        file.truncate(4 << 30)
+    subprocess.run(["mkfs.xfs", "-q", "-m", "reflink=1", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, mount], check=True)
+    server = Server(mount / "data")
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+        # The server's last processes leave it a moment later.
+        until(lambda: subprocess.run(["umount", mount], capture_output=True).returncode == 0, what="unmounted")
+        mount.rmdir()
+        image.unlink()
+
+
 @pytest.fixture(scope="module")
 def sandbox(server):
     """A sandbox for tests that do no harm to each other."""

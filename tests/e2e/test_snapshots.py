@@ -426,7 +426,8 @@ def test_the_command_line(server, sandbox):
     [row] = [row for row in rows if snapshot in row]
     assert "default/cli:v1" in row and sandbox.sandbox_id in row
     [told] = [one for one in json.loads(server.cli("snapshot", "list", "--json").stdout) if one["id"] == snapshot]
-    assert told["sandbox"] == sandbox.sandbox_id and told["bytes"] > 1 << 20
+    assert told["sandbox"] == sandbox.sandbox_id and told["disk"]["bytes"] > 1 << 20
+    assert json.loads(server.cli("snapshot", "show", "default/cli:v1").stdout)["id"] == snapshot
     assert server.cli("run", "--template", snapshot, "--", "echo", "on").stdout == "on\n"
     forks = server.cli("sandbox", "fork", sandbox.sandbox_id, "--count", "2", "--timeout", "120").stdout.split()
     assert len(forks) == 2

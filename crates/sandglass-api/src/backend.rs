@@ -1,12 +1,13 @@
 //! What the faces need of the product, as traits: [`Control`] is the one implementation outside tests.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{
-    CameBy, Control, CreateSandbox, DialError, KnownTemplate, ListSnapshots, Live, Sleeper,
+    CameBy, Control, CreateSandbox, DialError, DiskUse, KnownTemplate, ListSnapshots, Live, Sleeper,
     TemplateDefinition, TrafficToken,
 };
 use sandglass_egress::policy::{Effective, Policy, RequestHost, Warning};
@@ -15,7 +16,9 @@ use sandglass_engine::engine::Stats;
 use sandglass_store::{
     Assignment, AuditEntry, Event, Identity, ListFilter, ListPage, SandboxRow, SnapshotPage, SnapshotRow,
 };
-use sandglass_types::{Error, PauseMode, Reference, ResumeMode, SandboxId, TeamId, Timestamp, UserName};
+use sandglass_types::{
+    Error, PauseMode, Reference, ResumeMode, SandboxId, SnapshotId, TeamId, Timestamp, UserName,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
@@ -53,6 +56,10 @@ pub(crate) trait Backend: Send + Sync + 'static {
         name: Option<&Reference>,
     ) -> Result<SnapshotRow, Error>;
     async fn snapshots(&self, team: TeamId, wanted: ListSnapshots) -> Result<SnapshotPage, Error>;
+    async fn find_snapshot(&self, team: TeamId, reference: &Reference) -> Result<SnapshotRow, Error>;
+    async fn disk_use(&self, images: &[SnapshotId]) -> Result<BTreeMap<SnapshotId, DiskUse>, Error>;
+    async fn tree_of_template(&self, name: &str) -> Result<u64, Error>;
+    async fn tree_of_sandbox(&self, team: TeamId, id: &SandboxId) -> Result<u64, Error>;
     async fn delete_snapshot(&self, team: TeamId, reference: &Reference) -> Result<(), Error>;
     async fn fork(
         &self,
@@ -198,6 +205,22 @@ impl Backend for Control {
 
     async fn snapshots(&self, team: TeamId, wanted: ListSnapshots) -> Result<SnapshotPage, Error> {
         Self::snapshots(self, team, wanted).await
+    }
+
+    async fn find_snapshot(&self, team: TeamId, reference: &Reference) -> Result<SnapshotRow, Error> {
+        Self::find_snapshot(self, team, reference).await
+    }
+
+    async fn disk_use(&self, images: &[SnapshotId]) -> Result<BTreeMap<SnapshotId, DiskUse>, Error> {
+        Self::disk_use(self, images).await
+    }
+
+    async fn tree_of_template(&self, name: &str) -> Result<u64, Error> {
+        Self::tree_of_template(self, name).await
+    }
+
+    async fn tree_of_sandbox(&self, team: TeamId, id: &SandboxId) -> Result<u64, Error> {
+        Self::tree_of_sandbox(self, team, id).await
     }
 
     async fn delete_snapshot(&self, team: TeamId, reference: &Reference) -> Result<(), Error> {

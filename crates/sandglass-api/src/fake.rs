@@ -1,6 +1,6 @@
 //! A product in memory, for tests of the faces.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::sync::{Arc, Mutex};
@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{
-    CameBy, CreateSandbox, DialError, KnownTemplate, ListSnapshots, Sleeper, TemplateDefinition, TrafficToken,
+    CameBy, CreateSandbox, DialError, DiskUse, KnownTemplate, ListSnapshots, Sleeper, TemplateDefinition,
+    TrafficToken,
 };
 use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroundings, Warning};
 use sandglass_egress::proxy::Direct;
 use sandglass_engine::engine::{Feature, Isolation};
-use sandglass_engine::{EngineInfo, Stats};
+use sandglass_engine::{EngineInfo, Footprint, Stats};
 use sandglass_store::{
     Assignment, AuditEntry, Event, Identity, ImageState, ListFilter, ListPage, MadeFrom, Order, PageCursor,
     Purpose, SandboxRow, SnapshotName, SnapshotPage, SnapshotRow,
@@ -324,6 +325,31 @@ impl Backend for Fake {
         let cursor = |row: &SnapshotRow| PageCursor { created_at: row.created_at, id: row.id.clone() };
         let next = rows.last().filter(|_| more).map(cursor);
         Ok(SnapshotPage { rows, next })
+    }
+
+    async fn find_snapshot(&self, team: TeamId, reference: &Reference) -> Result<SnapshotRow, Error> {
+        let snapshots = self.snapshots.lock().unwrap();
+        let meant = |row: &&SnapshotRow| row.team == team && row.id.as_str() == reference.name();
+        snapshots.iter().find(meant).cloned().ok_or_else(not_found)
+    }
+
+    /// The first of them is in use, and the last is gone.
+    async fn disk_use(&self, images: &[SnapshotId]) -> Result<BTreeMap<SnapshotId, DiskUse>, Error> {
+        let snapshots = self.snapshots.lock().unwrap();
+        let footprint = Footprint { bytes: 4096, unique_bytes: 1024, exact: true };
+        let found = images.iter().filter_map(|id| {
+            let at = snapshots.iter().position(|row| row.id == *id)?;
+            (at < 2).then(|| (id.clone(), DiskUse { footprint, in_use: at == 0 }))
+        });
+        Ok(found.collect())
+    }
+
+    async fn tree_of_template(&self, _: &str) -> Result<u64, Error> {
+        Err(not_found())
+    }
+
+    async fn tree_of_sandbox(&self, team: TeamId, id: &SandboxId) -> Result<u64, Error> {
+        self.record(team, id).await.map(|_| 8192)
     }
 
     async fn delete_snapshot(&self, team: TeamId, reference: &Reference) -> Result<(), Error> {

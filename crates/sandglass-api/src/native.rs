@@ -26,6 +26,7 @@ use crate::query::Query;
 use crate::router::ApiState;
 
 mod assignments;
+mod disk;
 mod egress;
 mod ports;
 mod snapshots;
@@ -227,6 +228,9 @@ struct SandboxDetailView {
     /// For how many seconds nobody has used it, if it runs: no request or connection was open, and no command ran. It counts
     /// from when this server took it up. If it is paused, for how long it is; otherwise, and if it does not say, `null`.
     unused_for: Option<u64>,
+    /// What its disk, or its image if it is paused, takes together with all its snapshots, in bytes: blocks that they share
+    /// are counted once. `null` if that could not be measured.
+    tree_bytes: Option<u64>,
     events: Vec<EventView>,
 }
 
@@ -280,12 +284,14 @@ async fn get_native(
         disk_bytes: stats.disk_bytes,
     });
     let unused = state.backend.unused(caller.0, &id).await?;
+    let tree_bytes = disk::measured(state.backend.tree_of_sandbox(caller.0, &id).await);
     Ok(axum::Json(SandboxDetailView {
         unused_for: unused.map(|unused| unused.as_secs()),
         policy: row.policy.clone(),
         warnings: warnings(&*state.backend, &row),
         sandbox: SandboxView::new(row, &*state.backend),
         usage,
+        tree_bytes,
         events: events.into_iter().map(Into::into).collect(),
     }))
 }

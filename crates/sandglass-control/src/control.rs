@@ -2,12 +2,15 @@
 
 mod pools;
 mod snapshots;
+mod storage;
 mod templates;
 
 use self::snapshots::Model;
 
 pub use self::pools::MAX_POOL;
 pub use self::snapshots::{ListSnapshots, MAX_CHILDREN};
+pub use self::storage::DiskUse;
+pub(crate) use self::storage::{ImageKind, Measured};
 pub use self::templates::KnownTemplate;
 
 use std::collections::HashMap;
@@ -242,8 +245,10 @@ impl Control {
     pub async fn metrics(&self, text: &mut String) -> Result<(), Error> {
         let sandboxes = self.0.store.count_on_node(self.0.node).await.map_err(stored)?;
         let config = &self.0.config;
+        let images = self.image_totals().await?;
         let now = Now {
             sandboxes: &sandboxes,
+            images: images.as_ref(),
             unused: self.0.pools.ready().len(),
             egress: &config.egress.totals,
             probes: config.probes.as_deref(),

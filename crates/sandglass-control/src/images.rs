@@ -43,6 +43,12 @@ impl Images {
         Whole { id: id.clone(), guard: self.lock_of(id).write_owned().await }
     }
 
+    /// Whether anybody uses an image, or waits to. Asking is in nobody's way.
+    pub(crate) fn in_use(&self, id: &SnapshotId) -> bool {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(id).is_some_and(|lock| Arc::strong_count(lock) > 1)
+    }
+
     /// A share in an image, unless somebody writes or removes it, or waits for that.
     pub(crate) fn lease(&self, id: &SnapshotId) -> Option<Lease> {
         let guard = self.lock_of(id).try_read_owned().ok()?;
@@ -76,6 +82,7 @@ mod tests {
     #[tokio::test]
     async fn it_is_written_by_one_and_read_by_many() {
         let (images, id) = (Images::default(), SnapshotId::random());
+        assert!(!images.in_use(&id));
         let whole = images.try_whole(&id).unwrap();
         assert!(images.try_whole(&id).is_none() && images.lease(&id).is_none());
         assert!(images.try_whole(&SnapshotId::random()).is_some());
@@ -90,7 +97,9 @@ mod tests {
         }
         assert!(images.lease(&id).is_none(), "nobody else comes before who waits");
         drop((lease, second, third));
+        assert!(images.in_use(&id));
         drop(waiting.await);
+        assert!(!images.in_use(&id));
         assert!(images.lease(&id).is_some());
     }
 }

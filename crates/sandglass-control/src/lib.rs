@@ -30,7 +30,9 @@ mod traffic;
 
 pub use admission::Budgets;
 pub use auto_resume::Sleeper;
-pub use control::{CameBy, Config, Control, KnownTemplate, ListSnapshots, MAX_CHILDREN, MAX_POOL, Patience};
+pub use control::{
+    CameBy, Config, Control, DiskUse, KnownTemplate, ListSnapshots, MAX_CHILDREN, MAX_POOL, Patience,
+};
 pub(crate) use control::{in_between, injected, not_found, stored};
 pub use definition::TemplateDefinition;
 pub use egress::Egress;

@@ -1,6 +1,7 @@
 //! What an operator watches, in the text of OpenMetrics. No label names a sandbox, a team or a key: there are too many of
 //! them, and who may read this need not know them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -17,10 +18,13 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use sandglass_egress::receipt::{Kind, Outcome};
 use sandglass_egress::totals::{KINDS, OUTCOMES, Totals};
+use sandglass_engine::Footprint;
 use sandglass_store::StartPath;
 use sandglass_types::error::Chain;
 use sandglass_types::{EndReason, Error, ErrorKind, SandboxState};
 use serde::Serialize;
+
+use crate::control::ImageKind;
 
 /// What every name begins with.
 pub const PREFIX: &str = "sandglass";
@@ -49,6 +53,11 @@ struct ReasonLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabel {
     state: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -142,11 +151,76 @@ impl Metrics {
     }
 }
 
+/// What all images of one kind take.
+#[derive(Debug, Clone, Copy, Default)]
+struct OfKind {
+    images: u64,
+    bytes: u64,
+    unique_bytes: u64,
+}
+
+/// What all images take on the disk.
+#[derive(Debug, Clone)]
+pub(crate) struct ImageTotals {
+    kinds: BTreeMap<ImageKind, OfKind>,
+    /// All of them, blocks that they share counted once, in bytes.
+    together: u64,
+}
+
+impl ImageTotals {
+    /// Of none yet, but for what all of them take together.
+    pub(crate) const fn new(together: u64) -> Self {
+        Self { kinds: BTreeMap::new(), together }
+    }
+
+    /// Counts one that is wanted; it takes nothing while it is not there.
+    pub(crate) fn add(&mut self, kind: ImageKind, footprint: Option<&Footprint>) {
+        let sum = self.kinds.entry(kind).or_default();
+        sum.images += 1;
+        sum.bytes += footprint.map_or(0, |footprint| footprint.bytes);
+        sum.unique_bytes += footprint.map_or(0, |footprint| footprint.unique_bytes);
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        let [count, bytes, unique] = [(); 3].map(|()| Family::<KindLabel, Gauge>::default());
+        for kind in ImageKind::ALL {
+            let sum = self.kinds.get(&kind).copied().unwrap_or_default();
+            let label = KindLabel { kind: kind.as_str() };
+            count.get_or_create(&label).set(gauge(sum.images));
+            bytes.get_or_create(&label).set(gauge(sum.bytes));
+            unique.get_or_create(&label).set(gauge(sum.unique_bytes));
+        }
+        registry.register("images", "Images, by what they are for", count);
+        registry.register_with_unit(
+            "image",
+            "Blocks of images, those that they share counted for each",
+            Unit::Bytes,
+            bytes,
+        );
+        registry.register_with_unit(
+            "image_unique",
+            "Blocks of images that nobody shares",
+            Unit::Bytes,
+            unique,
+        );
+        let together = Gauge::<i64>::default();
+        together.set(gauge(self.together));
+        registry.register_with_unit(
+            "images_together",
+            "Blocks of all images, those that they share counted once",
+            Unit::Bytes,
+            together,
+        );
+    }
+}
+
 /// What is so when somebody looks.
 #[derive(Debug)]
 pub(crate) struct Now<'a> {
     /// Sandboxes that have not ended.
     pub(crate) sandboxes: &'a [(SandboxState, u64)],
+    /// What images take on the disk, if that could be measured.
+    pub(crate) images: Option<&'a ImageTotals>,
     /// Sandboxes in pools, which nobody has used.
     pub(crate) unused: usize,
     /// What left sandboxes, and what did not.
@@ -164,6 +238,9 @@ impl Now<'_> {
             states.get_or_create(&StateLabel { state: serialized(&state) }).set(gauge(count));
         }
         registry.register("sandboxes", "Sandboxes of this server that have not ended", states);
+        if let Some(images) = self.images {
+            images.register(&mut registry);
+        }
         let unused = Gauge::<i64>::default();
         unused.set(i64::try_from(self.unused).unwrap_or(i64::MAX));
         registry.register("pool_sandboxes", "Unused sandboxes that are ready in pools", unused);
@@ -313,7 +390,13 @@ mod tests {
         metrics.removed(Duration::from_secs(1));
         let probes = Probes::open(std::process::id()).unwrap();
         let sandboxes = [(SandboxState::Running, 7)];
-        let now = Now { sandboxes: &sandboxes, unused: 3, egress: &egress, probes: Some(&probes) };
+        let mut images = ImageTotals::new(5);
+        let footprint = Footprint { bytes: 4, unique_bytes: 1, exact: true };
+        for found in [Some(&footprint), Some(&footprint), None] {
+            images.add(ImageKind::Snapshot, found);
+        }
+        let images = Some(&images);
+        let now = Now { images, sandboxes: &sandboxes, unused: 3, egress: &egress, probes: Some(&probes) };
         let text = text(&metrics, &now);
         for line in [
             "sandglass_sandbox_creations_total{outcome=\"created\"} 1",
@@ -325,6 +408,11 @@ mod tests {
             "sandglass_sandbox_removal_seconds_count 1",
             "sandglass_sandboxes{state=\"running\"} 7",
             "sandglass_sandboxes{state=\"creating\"} 0",
+            "sandglass_images{kind=\"snapshot\"} 3",
+            "sandglass_images{kind=\"paused\"} 0",
+            "sandglass_image_bytes{kind=\"snapshot\"} 8",
+            "sandglass_image_unique_bytes{kind=\"snapshot\"} 2",
+            "sandglass_images_together_bytes 5",
             "sandglass_egress_verdicts_total{kind=\"dns\",outcome=\"denied\"} 0",
             "sandglass_egress_bytes_total{direction=\"out\"} 0",
             "sandglass_egress_receipts_left_out_total 0",

@@ -15,6 +15,7 @@ use tracing::Instrument as _;
 
 use crate::Config;
 use crate::ahead::Ahead;
+use crate::control::Measured;
 use crate::images::Images;
 use crate::live::Live;
 use crate::metrics::Metrics;
@@ -58,6 +59,8 @@ pub(crate) struct Shared {
     /// Sandboxes that nobody has used yet.
     pub(crate) pools: Pools,
     pub(crate) metrics: Metrics,
+    /// What all images took on the disk.
+    pub(crate) measured: Measured,
     pub(crate) tasks: TaskTracker,
     /// What is left of the connections into sandboxes that there may be.
     pub(crate) connections: Arc<Semaphore>,
@@ -99,6 +102,7 @@ impl Shared {
             ahead,
             pools: Pools::default(),
             metrics,
+            measured: Measured::default(),
             tasks,
             connections,
             stop,

@@ -8,6 +8,7 @@ use sandglass_types::{Digest, Limits, SandboxId};
 use serde::{Deserialize, Serialize};
 
 use crate::deadline::Deadline;
+use crate::footprint::Footprints;
 
 /// What stands between a sandbox's code and this machine's kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -390,6 +391,13 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// The step that failed; call again.
     fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError>;
+
+    /// What images and disks of sandboxes take: under each id, the image of that name and the disk of that sandbox. What is
+    /// there of neither is left out. It looks at so much and no more.
+    ///
+    /// # Errors
+    /// They can't be read.
+    fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, EngineError>;
 
     /// Keeps another deadline for it, or none, where [`crate::deadline::all`] finds it. The engine itself ends nothing.
     ///

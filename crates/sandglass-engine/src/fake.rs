@@ -35,6 +35,7 @@ use crate::engine::{
     SessionEnds, Stats, step,
 };
 use crate::files::{allocated, ids_in, mark_unused, private_folder, remove_folder};
+use crate::footprint::{self, Footprints};
 use crate::locks::{Locks, lock};
 use crate::record::{self, Status};
 
@@ -355,6 +356,12 @@ impl Engine for FakeEngine {
 
     fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
         remove_folder(&self.image(image))
+    }
+
+    fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, EngineError> {
+        // Its sandboxes have no disks.
+        let of = |id: &SandboxId| (id.clone(), vec![self.image(id)]);
+        footprint::measure(ids.iter().map(of)).map_err(|error| step("measure what is on the disk", error))
     }
 
     fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {

@@ -71,6 +71,7 @@ use crate::engine::{
     SessionEnds, Stats, step,
 };
 use crate::files::{allocated, ids_in, mark_unused, private_folder};
+use crate::footprint::{self, Footprints};
 use crate::locks::{Locks, lock};
 use crate::record::{self as records, Status};
 use crate::session::Session;
@@ -650,6 +651,12 @@ impl Engine for GvisorEngine {
     fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
         let paths = &self.holdings.paths;
         image::remove(&paths.images(), &paths.image(image)).map_err(|error| step("remove the image", error))
+    }
+
+    fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, EngineError> {
+        let paths = &self.holdings.paths;
+        let of = |id: &SandboxId| (id.clone(), vec![paths.image(id), paths.sandbox(id).disk()]);
+        footprint::measure(ids.iter().map(of)).map_err(|error| step("measure what is on the disk", error))
     }
 
     fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {

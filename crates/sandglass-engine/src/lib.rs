@@ -8,6 +8,7 @@ pub mod deadline;
 pub mod engine;
 pub mod fake;
 mod files;
+mod footprint;
 pub mod gvisor;
 pub mod host;
 mod locks;
@@ -17,3 +18,4 @@ mod session;
 mod side_by_side;
 
 pub use engine::{Engine, EngineError, EngineInfo, Exit, Feature, Isolation, SandboxSpec, Stats};
+pub use footprint::{Footprint, Footprints};

@@ -2,6 +2,7 @@
 
 pub mod cgroup;
 pub mod clock;
+pub mod extents;
 pub mod fdpass;
 pub mod lock;
 pub mod loopdev;

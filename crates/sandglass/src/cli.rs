@@ -37,10 +37,10 @@ pub(crate) enum Command {
     /// List, inspect, use, copy and end sandboxes
     #[command(subcommand)]
     Sandbox(Sandbox),
-    /// List and delete snapshots
+    /// List, show and delete snapshots
     #[command(subcommand)]
     Snapshot(Snapshot),
-    /// Build, list and delete templates, which all teams make sandboxes from; with the key of an operator
+    /// Build, list, show and delete templates, which all teams make sandboxes from; with the key of an operator
     #[command(subcommand)]
     Template(Template),
     /// Say what a sandbox may reach, and what it reached
@@ -292,6 +292,13 @@ pub(crate) enum Snapshot {
     List {
         #[command(flatten)]
         remote: Remote,
+    },
+    /// Show one snapshot, as JSON: among other things, what it takes on the disk and what its deletion would free
+    Show {
+        #[command(flatten)]
+        remote: Remote,
+        /// Its id or name
+        snapshot: String,
     },
     /// Delete snapshots; sandboxes that were made from them have all that they need
     Delete {

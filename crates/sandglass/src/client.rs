@@ -67,6 +67,7 @@ pub(crate) fn sandbox(verb: cli::Sandbox) -> anyhow::Result<ExitCode> {
 pub(crate) fn snapshots(verb: cli::Snapshot) -> anyhow::Result<ExitCode> {
     match verb {
         cli::Snapshot::List { remote } => block_on(list_snapshots(&remote)),
+        cli::Snapshot::Show { remote, snapshot } => block_on(show_snapshot(&remote, &snapshot)),
         cli::Snapshot::Delete { remote, snapshots } => block_on(delete_snapshots(&remote, &snapshots)),
     }
 }
@@ -215,15 +216,25 @@ async fn list_snapshots(remote: &cli::Remote) -> anyhow::Result<ExitCode> {
     }
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["SNAPSHOT", "NAME", "TEMPLATE", "SANDBOX", "CREATED", "MIB"]);
+    table.set_header(["SNAPSHOT", "NAME", "TEMPLATE", "SANDBOX", "CREATED", "MIB", "UNIQUE"]);
     for snapshot in &snapshots {
         let text = |field: &str| snapshot[field].as_str().unwrap_or("").to_owned();
         let [id, name, template, sandbox, created] =
             ["id", "name", "template", "sandbox", "created_at"].map(text);
-        let mib = snapshot["bytes"].as_u64().unwrap_or_default().div_ceil(1 << 20).to_string();
-        table.add_row([id, name, template, sandbox, created, mib]);
+        let [all, unique] = ["bytes", "unique_bytes"].map(|field| mib(&snapshot["disk"][field]));
+        table.add_row([id, name, template, sandbox, created, all, unique]);
     }
     writeln!(std::io::stdout(), "{table}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A number of bytes in MiB, as tables have it.
+fn mib(bytes: &Value) -> String {
+    bytes.as_u64().map_or_else(|| "-".into(), |bytes| bytes.div_ceil(1 << 20).to_string())
+}
+
+async fn show_snapshot(remote: &cli::Remote, snapshot: &str) -> anyhow::Result<ExitCode> {
+    print_json(&Api::new(remote)?.show_snapshot(snapshot).await?)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -55,7 +55,7 @@ impl From<&SnapshotRow> for SnapshotInfo {
 
 /// The snapshot that a path names.
 #[derive(Debug)]
-struct Meant(Reference);
+pub(crate) struct Meant(pub(crate) Reference);
 
 impl<S: Send + Sync> FromRequestParts<S> for Meant {
     type Rejection = ApiError;

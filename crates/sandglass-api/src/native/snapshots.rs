@@ -1,5 +1,7 @@
 //! Snapshots, with all that is known of them.
 
+use std::collections::BTreeMap;
+
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
 use sandglass_store::{Order, SnapshotRow};
@@ -11,15 +13,16 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::LimitsView;
+use super::disk::{self, DiskView};
 use crate::auth::Caller;
-use crate::e2b::snapshots::wanted;
+use crate::e2b::snapshots::{Meant, wanted};
 use crate::error::{ApiError, ErrorBody};
 use crate::page;
 use crate::query::Query;
 use crate::router::ApiState;
 
 pub(super) fn router() -> OpenApiRouter<ApiState> {
-    OpenApiRouter::new().routes(routes!(list_snapshots_native))
+    OpenApiRouter::new().routes(routes!(list_snapshots_native)).routes(routes!(get_snapshot))
 }
 
 /// One snapshot.
@@ -42,15 +45,16 @@ struct SnapshotView {
     generation: u32,
     #[schema(format = DateTime)]
     created_at: String,
-    /// What it takes on the disk. Blocks that it shares with others are counted here as well.
-    bytes: u64,
+    /// What it takes on the disk at this moment; `null` if that could not be measured.
+    disk: Option<DiskView>,
 }
 
-impl From<SnapshotRow> for SnapshotView {
-    fn from(row: SnapshotRow) -> Self {
+impl SnapshotView {
+    fn new(row: SnapshotRow, disk: &mut BTreeMap<SnapshotId, DiskView>) -> Self {
         let Unchecked { cpus, memory_mib, disk_mib, processes } = row.limits.into();
         Self {
             name: row.full_name(),
+            disk: disk.remove(&row.id),
             id: row.id,
             template: row.template,
             rootfs: row.rootfs.to_string(),
@@ -58,7 +62,6 @@ impl From<SnapshotRow> for SnapshotView {
             sandbox: row.source,
             generation: row.generation.0,
             created_at: row.created_at.to_string(),
-            bytes: row.bytes,
         }
     }
 }
@@ -79,6 +82,23 @@ async fn list_snapshots_native(
 ) -> Result<Response, ApiError> {
     let wanted = wanted(&Query::parse(query.as_deref())?)?;
     let page = state.backend.snapshots(caller.0, wanted).await?;
-    let rows: Vec<SnapshotView> = page.rows.into_iter().map(Into::into).collect();
+    let mut disk = disk::of(&*state.backend, page.rows.iter().map(|row| row.id.clone())).await;
+    let view = |row| SnapshotView::new(row, &mut disk);
+    let rows: Vec<SnapshotView> = page.rows.into_iter().map(view).collect();
     Ok(page::answer(&rows, page.next.as_ref(), Order::Descending))
+}
+
+#[utoipa::path(get, path = "/v1/snapshots/{id}", tag = "native",
+    params(("id" = String, Path, description = "id or name of a snapshot, URL-encoded")), responses(
+    (status = 200, description = "The snapshot", body = SnapshotView),
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
+async fn get_snapshot(
+    State(state): State<ApiState>,
+    caller: Caller,
+    Meant(reference): Meant,
+) -> Result<axum::Json<SnapshotView>, ApiError> {
+    let row = state.backend.find_snapshot(caller.0, &reference).await?;
+    let mut disk = disk::of(&*state.backend, [row.id.clone()].into_iter()).await;
+    Ok(axum::Json(SnapshotView::new(row, &mut disk)))
 }

@@ -1,18 +1,22 @@
 //! Templates, for operators: what is made from them is for all teams.
 
+use std::collections::BTreeMap;
+
 use axum::extract::{FromRequestParts, Path, State};
 use http::StatusCode;
 use http::request::Parts;
 use sandglass_control::{KnownTemplate, TemplateDefinition};
-use sandglass_types::SandboxId;
 use sandglass_types::limits::Unchecked;
+use sandglass_types::{SandboxId, SnapshotId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::LimitsView;
+use super::disk::{self, DiskView};
 use crate::auth::Operator;
+use crate::backend::Backend;
 use crate::body::Json;
 use crate::e2b::routes::sandbox_id;
 use crate::e2b::wire::Sandbox;
@@ -45,8 +49,8 @@ struct ImageView {
     id: String,
     #[schema(format = DateTime)]
     created_at: String,
-    /// What it takes on the disk.
-    bytes: u64,
+    /// What it takes on the disk at this moment; `null` if that could not be measured.
+    disk: Option<DiskView>,
 }
 
 /// One template.
@@ -70,23 +74,33 @@ struct TemplateView {
     user: String,
     workdir: String,
     /// Environment of every command.
-    env: std::collections::BTreeMap<String, String>,
+    env: BTreeMap<String, String>,
     limits: LimitsView,
     /// Content of its root file system.
     rootfs: String,
 }
 
-impl From<KnownTemplate> for TemplateView {
-    fn from(template: KnownTemplate) -> Self {
+/// One template, with all that was made of it.
+#[derive(Debug, Serialize, ToSchema)]
+struct TemplateDetailView {
+    #[serde(flatten)]
+    template: TemplateView,
+    /// What its image takes on the disk together with all snapshots of sandboxes that were made from it, blocks that they
+    /// share counted once; `null` if that could not be measured.
+    tree_bytes: Option<u64>,
+}
+
+impl TemplateView {
+    fn new(template: KnownTemplate, disk: &mut BTreeMap<SnapshotId, DiskView>) -> Self {
         let KnownTemplate { name, spec, defaults, limits, rootfs, image } = template;
         let Unchecked { cpus, memory_mib, disk_mib, processes } = limits.into();
         Self {
             name,
             base: spec.base,
-            image: image.map(|(id, created_at, bytes)| ImageView {
+            image: image.map(|(id, created_at)| ImageView {
                 id: id.to_string(),
                 created_at: created_at.to_string(),
-                bytes,
+                disk: disk.remove(&id),
             }),
             start: spec.start,
             ready: spec.ready,
@@ -99,6 +113,17 @@ impl From<KnownTemplate> for TemplateView {
             rootfs: rootfs.to_string(),
         }
     }
+}
+
+/// What the images of templates take.
+async fn disk_of(backend: &dyn Backend, templates: &[KnownTemplate]) -> BTreeMap<SnapshotId, DiskView> {
+    let images = templates.iter().filter_map(|template| template.image.as_ref());
+    disk::of(backend, images.map(|(id, _)| id.clone())).await
+}
+
+async fn view(backend: &dyn Backend, template: KnownTemplate) -> TemplateView {
+    let mut disk = disk_of(backend, std::slice::from_ref(&template)).await;
+    TemplateView::new(template, &mut disk)
 }
 
 /// The body of `POST /v1/templates`.
@@ -138,7 +163,7 @@ async fn finish_template(
 ) -> Result<(StatusCode, axum::Json<TemplateView>), ApiError> {
     let id: SandboxId = sandbox_id(&body.sandbox)?;
     let template = state.backend.finish_template(team, &id, &body.template).await?;
-    Ok((StatusCode::CREATED, axum::Json(template.into())))
+    Ok((StatusCode::CREATED, axum::Json(view(&*state.backend, template).await)))
 }
 
 #[utoipa::path(get, path = "/v1/templates", tag = "native", responses(
@@ -150,19 +175,23 @@ async fn list_templates(
     _: Operator,
 ) -> Result<axum::Json<Vec<TemplateView>>, ApiError> {
     let all = state.backend.templates().await?;
-    Ok(axum::Json(all.into_iter().map(Into::into).collect()))
+    let mut disk = disk_of(&*state.backend, &all).await;
+    Ok(axum::Json(all.into_iter().map(|template| TemplateView::new(template, &mut disk)).collect()))
 }
 
 #[utoipa::path(get, path = "/v1/templates/{name}", tag = "native", params(("name" = String, Path)), responses(
-    (status = 200, description = "The template", body = TemplateView),
+    (status = 200, description = "The template", body = TemplateDetailView),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
 async fn get_template(
     State(state): State<ApiState>,
     _: Operator,
     OfTemplate(name): OfTemplate,
-) -> Result<axum::Json<TemplateView>, ApiError> {
-    Ok(axum::Json(state.backend.template(&name).await?.into()))
+) -> Result<axum::Json<TemplateDetailView>, ApiError> {
+    let template = state.backend.template(&name).await?;
+    let template = view(&*state.backend, template).await;
+    let tree_bytes = disk::measured(state.backend.tree_of_template(&name).await);
+    Ok(axum::Json(TemplateDetailView { template, tree_bytes }))
 }
 
 #[utoipa::path(delete, path = "/v1/templates/{name}", tag = "native", params(("name" = String, Path)), responses(

@@ -560,7 +560,24 @@ async fn snapshots_are_made_listed_and_deleted() {
     }
     let native = face.ask("GET", "/v1/snapshots?name=nightly", "").await.json();
     assert_eq!(native[0]["name"], "default/nightly:v2");
-    assert_eq!((&native[0]["sandbox"], &native[0]["bytes"]), (&id.into(), &4096.into()));
+    assert_eq!(native[0]["sandbox"], *id);
+    let use_of =
+        async |id: &str| face.ask("GET", &format!("/v1/snapshots/{id}"), "").await.json()["disk"].take();
+    let free = json!({ "bytes": 4096, "unique_bytes": 1024, "freed_by_deletion_bytes": 1024,
+        "deletion_deferred": null, "exact": true });
+    assert_eq!(native[0]["disk"], free);
+    assert_eq!(use_of(&named).await, free);
+    let deferred = use_of(&first).await;
+    assert_eq!((&deferred["unique_bytes"], &deferred["freed_by_deletion_bytes"]), (&1024.into(), &0.into()));
+    assert!(deferred["deletion_deferred"].as_str().unwrap().contains("being made from it"), "{deferred}");
+    // It is there, whatever is known of its bytes.
+    let third = face.ask("POST", &path, "").await.json()["snapshotID"].as_str().unwrap().to_owned();
+    assert_eq!(use_of(&third).await, serde_json::Value::Null);
+    assert_eq!(face.ask("DELETE", &format!("/templates/{third}"), "").await.status, 204);
+    let sandbox = face.ask("GET", &format!("/v1/sandboxes/{id}"), "").await.json();
+    assert_eq!(sandbox["tree_bytes"], 8192);
+    face.ask("GET", "/v1/snapshots/absent", "").await.error(404);
+    face.ask("GET", "/v1/snapshots/%00", "").await.error(400);
 
     let delete = async |id: &str| face.ask("DELETE", &format!("/templates/{id}"), "").await;
     assert_eq!(delete("default%2Fnightly%3Av2").await.status, 204);

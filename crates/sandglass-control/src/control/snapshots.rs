@@ -183,6 +183,15 @@ impl Control {
         self.0.store.list_snapshots(&filter).await.map_err(stored)
     }
 
+    /// A snapshot of a team, by its id or name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub async fn find_snapshot(&self, team: TeamId, reference: &Reference) -> Result<SnapshotRow, Error> {
+        let found = self.find(team, reference).await?;
+        found.ok_or_else(|| no_snapshot(reference))
+    }
+
     /// Deletes a snapshot. What was made from it has all that it needs; what is being made from it is made first.
     ///
     /// # Errors
@@ -192,10 +201,9 @@ impl Control {
             let message = format!("'{reference}' is a template of this server, and no snapshot");
             return Err(Error::new(ErrorKind::Forbidden, message));
         }
-        let unknown = || Error::new(ErrorKind::NotFound, format!("snapshot '{reference}' not found"));
-        let row = self.find(team, reference).await?.ok_or_else(unknown)?;
+        let row = self.find_snapshot(team, reference).await?;
         sandglass_failpoint::hit_async("control.snapshot.delete").await.map_err(injected)?;
-        if self.delete(row.id).await? { Ok(()) } else { Err(unknown()) }
+        if self.delete(row.id).await? { Ok(()) } else { Err(no_snapshot(reference)) }
     }
 
     /// Deletes a snapshot; `false` if somebody else does. What is being made from it is made first.
@@ -476,6 +484,10 @@ impl Control {
         }
         Ok(())
     }
+}
+
+fn no_snapshot(reference: &Reference) -> Error {
+    Error::new(ErrorKind::NotFound, format!("snapshot '{reference}' not found"))
 }
 
 fn taken() -> Error {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use sandglass_engine::deadline::Deadline;
 use sandglass_engine::engine::{AirlockSocket, Feature, Presence, SessionEnds};
 use sandglass_engine::fake::FakeEngine;
-use sandglass_engine::{Engine, EngineError, EngineInfo, Exit, SandboxSpec, Stats};
+use sandglass_engine::{Engine, EngineError, EngineInfo, Exit, Footprints, SandboxSpec, Stats};
 use sandglass_types::SandboxId;
 
 #[derive(Default)]
@@ -135,6 +135,10 @@ impl Engine for Troubled {
 
     fn images(&self) -> Result<Vec<SandboxId>, EngineError> {
         self.engine.images()
+    }
+
+    fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, EngineError> {
+        self.engine.footprints(ids)
     }
 
     fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {

@@ -15,6 +15,7 @@ use super::protocol::{Answer, Call, RefusalKind, Reply, Verb};
 use super::server::MAX_UNDER_WAY;
 use crate::deadline::Deadline;
 use crate::engine::{AirlockSocket, EngineInfo, Exit, Pace, Presence, SandboxSpec, SessionEnds, Stats};
+use crate::footprint::Footprints;
 
 /// A verb that the host did not do.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +78,8 @@ struct Line {
     /// still meanwhile, so it does not wait for those that are made from images, of which there may be many.
     reading: Semaphore,
     writing: Semaphore,
+    /// Whoever looks at what is on the disk.
+    measuring: Semaphore,
 }
 
 /// Places of the host that are left to verbs whose asker went away: they are still being done.
@@ -87,6 +90,9 @@ const MAX_READ: usize = 8;
 
 /// Images that are written at one time.
 const MAX_WRITTEN: usize = 8;
+
+/// Ids that are measured at one time, which is what a packet has room for.
+const MAX_MEASURED: usize = 1000;
 
 /// A handle on the host; clones share the line.
 #[derive(Debug, Clone)]
@@ -129,6 +135,7 @@ impl Host {
             places: Semaphore::new(MAX_UNDER_WAY - SPARE),
             reading: Semaphore::new(MAX_READ),
             writing: Semaphore::new(MAX_WRITTEN),
+            measuring: Semaphore::new(1),
         });
         let reader = Arc::clone(&line);
         let reading = async move {
@@ -147,6 +154,7 @@ impl Host {
             Verb::Restore { .. } | Verb::PrepareRestore { .. } | Verb::Boot { .. } => {
                 self.0.reading.acquire().await.ok()
             }
+            Verb::Footprints(_) => self.0.measuring.acquire().await.ok(),
             _ => None,
         };
         let _place = match &verb {
@@ -282,6 +290,21 @@ impl Host {
     /// As all verbs: [`HostError`].
     pub async fn remove_image(&self, image: &SandboxId) -> Result<(), HostError> {
         self.do_it(Verb::RemoveImage(image.clone())).await
+    }
+
+    /// What images and disks of sandboxes take. Of more than a thousand, blocks may be counted together more than once.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, HostError> {
+        let mut all = Footprints::default();
+        for ids in ids.chunks(MAX_MEASURED) {
+            match self.ask(Verb::Footprints(ids.to_vec())).await? {
+                (Answer::Footprints(some), _) => all.append(some),
+                _ => return Err(HostError::Confused),
+            }
+        }
+        Ok(all)
     }
 
     /// Keeps another deadline for a sandbox, or none.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::deadline::Deadline;
 use crate::engine::{AirlockSocket, EngineError, EngineInfo, Exit, Lack, Pace, Presence, SandboxSpec, Stats};
+use crate::footprint::Footprints;
 
 /// A question to the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,6 +72,8 @@ pub enum Verb {
     Images,
     /// [`crate::Engine::remove_image`].
     RemoveImage(SandboxId),
+    /// [`crate::Engine::footprints`].
+    Footprints(Vec<SandboxId>),
     /// [`crate::Engine::set_deadline`].
     SetDeadline {
         /// Whose.
@@ -123,6 +126,7 @@ impl Verb {
             Self::Boot { .. } => "boot",
             Self::Images => "images",
             Self::RemoveImage(_) => "remove_image",
+            Self::Footprints(_) => "footprints",
             Self::SetDeadline { .. } => "set_deadline",
             Self::Destroy(_) => "destroy",
             Self::Stats(_) => "stats",
@@ -159,6 +163,8 @@ pub enum Answer {
     List(Vec<(SandboxId, Presence)>),
     /// To [`Verb::Images`].
     Images(Vec<SandboxId>),
+    /// To [`Verb::Footprints`].
+    Footprints(Footprints),
     /// To [`Verb::Checkpoint`]: what the image takes on the disk, in bytes.
     Written(u64),
     /// To [`Verb::Wait`].

@@ -117,6 +117,7 @@ fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
         Verb::Boot { spec, image } => engine.boot(&spec, &image).map(done),
         Verb::Images => engine.images().map(|all| (Answer::Images(all), Vec::new())),
         Verb::RemoveImage(image) => engine.remove_image(&image).map(done),
+        Verb::Footprints(ids) => engine.footprints(&ids).map(|all| (Answer::Footprints(all), Vec::new())),
         Verb::SetDeadline { id, deadline } => engine.set_deadline(&id, deadline).map(done),
         Verb::Destroy(id) => engine.destroy(&id).map(done),
         Verb::Stats(id) => engine.stats(&id).map(|stats| (Answer::Stats(stats), Vec::new())),

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use sandglass_engine::Footprints;
 use sandglass_engine::deadline::Deadline;
 use sandglass_engine::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Presence, SandboxSpec,
@@ -103,6 +104,10 @@ impl Engine for Liar {
 
     fn images(&self) -> Result<Vec<SandboxId>, EngineError> {
         self.inner.images()
+    }
+
+    fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, EngineError> {
+        self.inner.footprints(ids)
     }
 
     fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {

@@ -15,6 +15,10 @@ fn image(fixture: &Fixture<'_>) -> (SandboxSpec, SandboxId) {
     fixture.engine().pause(&parent.id).unwrap();
     let bytes = fixture.engine().checkpoint(&parent.id, &image).unwrap();
     assert!(bytes > 0, "an image of nothing");
+    let measured = fixture.engine().footprints(&[image.clone(), SandboxId::random()]).unwrap();
+    let [(of, footprint)] = Vec::from_iter(measured.each).try_into().unwrap();
+    assert!(of == image && footprint.exact && footprint.unique_bytes > 0, "{footprint:?}");
+    assert_eq!(measured.together, footprint.bytes);
     assert_eq!(fixture.presence(&parent.id), Some(Presence::Paused));
     (parent, image)
 }

@@ -138,6 +138,11 @@ impl Api {
         self.pages("/v1/snapshots", "").await
     }
 
+    /// A snapshot, by its id or name.
+    pub(crate) async fn show_snapshot(&self, snapshot: &str) -> anyhow::Result<Value> {
+        Ok(self.call(Method::GET, &format!("/v1/snapshots/{}", escaped(snapshot)), None).await?.body)
+    }
+
     /// Deletes a snapshot, by its id or name.
     pub(crate) async fn delete_snapshot(&self, snapshot: &str) -> anyhow::Result<()> {
         self.call(Method::DELETE, &format!("/templates/{}", escaped(snapshot)), None).await.map(|_| ())

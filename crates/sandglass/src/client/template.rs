@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use self::folder::Folder;
 use super::exec::{self, Command};
-use super::{Api, Reach, block_on, print_json, warn_if_unsealed};
+use super::{Api, Reach, block_on, mib, print_json, warn_if_unsealed};
 use crate::cli;
 
 /// Where the files of the folder are while its script runs. It is in memory, and removed before the image is made.
@@ -59,7 +59,7 @@ async fn build(remote: &cli::Remote, dir: &Path) -> anyhow::Result<ExitCode> {
     if remote.json {
         print_json(&built)?;
     } else {
-        let mib = built["image"]["bytes"].as_u64().unwrap_or_default().div_ceil(1 << 20);
+        let mib = mib(&built["image"]["disk"]["bytes"]);
         writeln!(std::io::stdout(), "the template '{}' is ready: {mib} MiB", folder.name())?;
     }
     Ok(ExitCode::SUCCESS)
@@ -117,7 +117,7 @@ async fn list(remote: &cli::Remote) -> anyhow::Result<ExitCode> {
     }
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["TEMPLATE", "BASE", "STARTS", "CPU", "MEMORY", "POOL", "BUILT", "MIB"]);
+    table.set_header(["TEMPLATE", "BASE", "STARTS", "CPU", "MEMORY", "POOL", "BUILT", "MIB", "UNIQUE"]);
     for template in templates.as_array().context("the server's answer is no list")? {
         let text = |value: &Value| match value {
             Value::String(text) => text.clone(),
@@ -125,7 +125,7 @@ async fn list(remote: &cli::Remote) -> anyhow::Result<ExitCode> {
             other => other.to_string(),
         };
         let starts = if template["image"].is_null() { "cold" } else { "restored" };
-        let mib = template["image"]["bytes"].as_u64().map(|bytes| bytes.div_ceil(1 << 20).to_string());
+        let disk = &template["image"]["disk"];
         table.add_row([
             text(&template["name"]),
             text(&template["base"]),
@@ -134,7 +134,8 @@ async fn list(remote: &cli::Remote) -> anyhow::Result<ExitCode> {
             text(&template["limits"]["memory_mib"]),
             text(&template["pool"]),
             text(&template["image"]["created_at"]),
-            mib.unwrap_or_else(|| "-".into()),
+            mib(&disk["bytes"]),
+            mib(&disk["unique_bytes"]),
         ]);
     }
     writeln!(std::io::stdout(), "{table}")?;

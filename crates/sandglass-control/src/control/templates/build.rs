@@ -33,8 +33,8 @@ pub struct KnownTemplate {
     pub limits: sandglass_types::Limits,
     /// Content of its root file system.
     pub rootfs: sandglass_types::Digest,
-    /// The image of its running state, when that was made, and what it takes on the disk.
-    pub image: Option<(SnapshotId, Timestamp, u64)>,
+    /// The image of its running state, and when that was made.
+    pub image: Option<(SnapshotId, Timestamp)>,
 }
 
 fn known(row: SnapshotRow, spec: TemplateSpec, defaults: CommandDefaults) -> KnownTemplate {
@@ -44,7 +44,7 @@ fn known(row: SnapshotRow, spec: TemplateSpec, defaults: CommandDefaults) -> Kno
         defaults,
         limits: row.limits,
         rootfs: row.rootfs,
-        image: Some((row.id, row.created_at, row.bytes)),
+        image: Some((row.id, row.created_at)),
     }
 }
 

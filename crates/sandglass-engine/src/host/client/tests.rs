@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 use super::super::server;
 use super::*;
 use crate::engine::{Engine, EngineError, Feature, Isolation};
+use crate::footprint::Footprint;
 
 /// Knows which sandboxes there are, and nothing else.
 #[derive(Debug, Default)]
@@ -73,6 +74,12 @@ impl Engine for ListEngine {
 
     fn images(&self) -> Result<Vec<SandboxId>, EngineError> {
         Ok(Vec::new())
+    }
+
+    fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, EngineError> {
+        let one = Footprint { bytes: u64::MAX, unique_bytes: u64::MAX, exact: false };
+        let together = u64::try_from(ids.len()).unwrap();
+        Ok(Footprints { each: ids.iter().map(|id| (id.clone(), one)).collect(), together })
     }
 
     fn remove_image(&self, _: &SandboxId) -> Result<(), EngineError> {
@@ -177,6 +184,10 @@ async fn every_verb_reaches_the_engine_and_its_answer_comes_back() {
     fdpass::send(&ends.to_agent, b"hello", &[]).unwrap();
     assert_eq!(fdpass::recv(&ends.from_agent).unwrap().unwrap().message, b"hello");
     host.airlock_socket(&id, AirlockSocket::DnsUdp).await.unwrap();
+    // More than any one packet can tell of.
+    let many: Vec<_> = std::iter::repeat_with(SandboxId::random).take(2 * MAX_MEASURED + 1).collect();
+    let measured = host.footprints(&many).await.unwrap();
+    assert_eq!((measured.each.len(), measured.together), (many.len(), 2 * MAX_MEASURED as u64 + 1));
     // The answer to the wait comes after the one to the destroy that was asked later.
     let (exit, destroyed) = tokio::join!(host.wait(&id), host.destroy(&id));
     assert_eq!(exit.unwrap(), Exit::Ended);
