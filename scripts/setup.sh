@@ -22,9 +22,9 @@ esac
 [ "$(uname -m)" = x86_64 ] || die "this machine is $(uname -m); only x86_64 is supported"
 
 # --- Debian packages --------------------------------------------------------------------------------
-# The engine, the packet filter, disks and root file systems; then a linker and what the tests look with, and the one
-# program of their smallest root file system.
-packages="runsc nftables e2fsprogs mmdebstrap
+# The engine, the packet filter, disks, the file system that benches are run on, and root file systems; then a linker and
+# what the tests look with, and the one program of their smallest root file system.
+packages="runsc nftables e2fsprogs xfsprogs mmdebstrap
   gcc libc6-dev make binutils git ca-certificates python3 python3-venv procps iproute2 systemd nmap busybox-static"
 
 is_installed() {

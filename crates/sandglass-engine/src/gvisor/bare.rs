@@ -254,6 +254,29 @@ impl Restored<'_> {
         timed(launch, "restore")
     }
 
+    /// Stops it with `runsc pause`, and says how long that took.
+    ///
+    /// # Errors
+    /// The step that failed.
+    pub fn pause(&self) -> Result<Duration, EngineError> {
+        self.verb("pause")
+    }
+
+    /// Lets it go on with `runsc resume`, and says how long that took.
+    ///
+    /// # Errors
+    /// The step that failed.
+    pub fn resume(&self) -> Result<Duration, EngineError> {
+        self.verb("resume")
+    }
+
+    fn verb(&self, verb: &'static str) -> Result<Duration, EngineError> {
+        timed(
+            self.bare.launch(Vec::new()).and_then(|launch| launch.args([verb])?.arg(self.id.as_str())),
+            verb,
+        )
+    }
+
     /// Writes it to a folder with `runsc checkpoint`, and lets it run on; says how long that took.
     ///
     /// # Errors

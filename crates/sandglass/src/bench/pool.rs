@@ -30,6 +30,9 @@ const MAX_P99: f64 = 60.0;
 /// The same when as many ask at once as are ready.
 const MAX_BURST: f64 = 200.0;
 
+/// By how much the slowest commands of others may take longer while a pool is filled.
+const MAX_DISTURBED: f64 = 2.0;
+
 /// How long the pool may take to be full.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -73,6 +76,11 @@ pub(crate) async fn run(
     let burst: Vec<_> = all.join_all().await.into_iter().filter_map(|one| report.keep(one)).collect();
     for one in &burst {
         endpoint.api()?.kill(&one.id).await?;
+        server.settle(&one.id).await?;
+    }
+    let mut disturbed = Vec::new();
+    while !is_full(endpoint).await? {
+        disturbed.extend(report.keep(command(&mut connection, &running).await).map(millis));
     }
     endpoint.api()?.kill(&running.id).await?;
     report.keep(endpoint.api()?.delete_template(TEMPLATE).await);
@@ -86,6 +94,9 @@ pub(crate) async fn run(
     let burst = burst.iter().map(|one| millis(one.first_output)).collect();
     let burst = report.series("the same of 20 at once", "ms", burst);
     report.target("p50 of 20 at once", Bound::AtMost, MAX_BURST, "ms", burst.map(|burst| burst.p50));
+    let disturbed = report.series("reference's commands while the pool is filled", "ms", disturbed);
+    let times = disturbed.zip(commands).map(|(disturbed, quiet)| disturbed.p99 / quiet.p99);
+    report.target("p99 of them against the reference's", Bound::AtMost, MAX_DISTURBED, "times", times);
     Ok(())
 }
 
@@ -136,16 +147,20 @@ async fn command(connection: &mut Connection, sandbox: &Reach) -> anyhow::Result
     Ok(took)
 }
 
+/// Whether all that shall be ready is.
+async fn is_full(endpoint: &Endpoint) -> anyhow::Result<bool> {
+    let wanted = format!("sandglass_pool_sandboxes {SIZE}");
+    let mut connection = Connection::open(&endpoint.url).await?;
+    let text = connection.text(&endpoint.key, "/metrics").await.context("the server has no metrics")?;
+    Ok(text.lines().any(|line| line == wanted))
+}
+
 impl Server {
     /// Waits until all that shall be ready is.
     async fn pool_is_full(&self, endpoint: &Endpoint) -> anyhow::Result<()> {
-        let wanted = format!("sandglass_pool_sandboxes {SIZE}");
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let mut connection = Connection::open(&endpoint.url).await?;
-            let text =
-                connection.text(&endpoint.key, "/metrics").await.context("the server has no metrics")?;
-            if text.lines().any(|line| line == wanted) {
+            if is_full(endpoint).await? {
                 return self.rest().await;
             }
             if Instant::now() > deadline {

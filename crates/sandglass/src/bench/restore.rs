@@ -1,11 +1,14 @@
 //! Sandboxes that come back: made of a snapshot, resumed, and forked.
 
+mod stopped;
+
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use fs_err as fs;
 use sandglass_control::template;
+use sandglass_engine::EngineError;
 use sandglass_engine::gvisor::HostPaths;
 use sandglass_engine::gvisor::bare::Bare;
 use sandglass_linux::lock::FolderLock;
@@ -26,6 +29,9 @@ use crate::serve::find_runsc;
 const MAX_CREATE: f64 = 1.0;
 const MAX_RESUME: f64 = 0.5;
 const MAX_FORK: f64 = 1.0;
+
+/// For how much longer its source may stand still than for the same by hand.
+const MAX_STOPPED: f64 = 1.3;
 
 /// How many are made of one snapshot at a time, and how long that may take, in milliseconds.
 const AT_ONCE: usize = 20;
@@ -66,6 +72,7 @@ pub(crate) async fn run(
         }
     }
     let (mut forked, mut written) = (Vec::new(), Vec::new());
+    let (mut stopped, mut bare_stopped) = (Vec::new(), Vec::new());
     let mut busy = Connection::open(&endpoint.url).await?;
     let heap = Heap::fill(endpoint, &mut busy).await?;
     let of_heap = Snapshot::of(server, endpoint, &heap).await?;
@@ -73,10 +80,14 @@ pub(crate) async fn run(
         server.rest().await?;
         let ours = report.keep(fork(server, endpoint, &mut connection, &heap).await);
         server.rest().await?;
+        let silence = report.keep(stopped::stopped(server, endpoint, &mut connection, &heap).await);
+        server.rest().await?;
         let bare = report.keep(reference.fork(&of_heap));
         if round >= samples.warmup {
             forked.extend(ours.map(millis));
-            written.extend(bare.map(millis));
+            stopped.extend(silence.map(millis));
+            written.extend(bare.as_ref().map(|bare| millis(bare.to_copy)));
+            bare_stopped.extend(bare.map(|bare| millis(bare.stopped)));
         }
     }
     server.rest().await?;
@@ -96,6 +107,11 @@ pub(crate) async fn run(
     let written = report.series("reference: runsc checkpoint and restore, 64 MB", "ms", written);
     let forked = report.series("fork to first output of the copy, 64 MB", "ms", forked);
     report.target("p50 of fork against them", Bound::AtMost, MAX_FORK, "times", against(forked, written));
+    let bare_stopped =
+        report.series("reference: runsc pause, checkpoint and resume, 64 MB", "ms", bare_stopped);
+    let stopped = report.series("its source stands still, 64 MB", "ms", stopped);
+    let against_bare = against(stopped, bare_stopped);
+    report.target("p50 of the standstill against them", Bound::AtMost, MAX_STOPPED, "times", against_bare);
     let at_once: Vec<f64> = at_once.map(millis).into_iter().collect();
     report.series("20 of a snapshot at once", "ms", at_once.clone());
     report.target("20 at once", Bound::AtMost, MAX_AT_ONCE, "ms", at_once.first().copied());
@@ -227,22 +243,33 @@ impl Reference {
         Ok(took)
     }
 
-    /// A checkpoint of a running one, and a restore of that. No command is run in it, so it does less.
-    fn fork(&self, of: &Snapshot) -> anyhow::Result<Duration> {
+    /// A pause of a running one, a checkpoint, a resume, and a restore of that. No command is run in it, so it does less.
+    fn fork(&self, of: &Snapshot) -> anyhow::Result<BareFork> {
         let (source, _) = self.bare.restore(&of.image).context("the reference failed")?;
         let folder = tempfile::tempdir_in(&self.folder)?;
         let image = folder.path().join("image");
         fs::create_dir(&image)?;
         let checkpoint = image.join("checkpoint");
         fs::create_dir(&checkpoint)?;
-        let written = source.checkpoint(&checkpoint).context("the reference failed")?;
+        let by_hand = || {
+            let paused = source.pause()?;
+            let written = source.checkpoint(&checkpoint)?;
+            Ok::<_, EngineError>((paused, written, source.resume()?))
+        };
+        let (paused, written, resumed) = by_hand().context("the reference failed")?;
         // What it is described by, and its disk, are those of the image that it is made of: nothing has changed there.
         for name in ["meta.json", "disk.img"] {
             fs::hard_link(of.image.join(name), image.join(name))?;
         }
         let (_restored, took) = self.bare.restore(&image).context("the reference failed")?;
-        Ok(written + took)
+        Ok(BareFork { to_copy: written + took, stopped: paused + written + resumed })
     }
+}
+
+/// How long it took by hand.
+struct BareFork {
+    to_copy: Duration,
+    stopped: Duration,
 }
 
 impl Server {
@@ -255,7 +282,7 @@ impl Server {
     async fn prepared(&self, id: &SandboxId, patience: Duration) -> anyhow::Result<()> {
         let record = self.host_paths().sandbox(id).dir().join("state.json");
         let deadline = Instant::now() + patience;
-        while !fs::read_to_string(&record).is_ok_and(|text| text.contains("\"prepared\"")) {
+        while !fs::read_to_string(&record).is_ok_and(|text| text.contains("\"waits\"")) {
             if Instant::now() > deadline {
                 bail!("nothing was prepared for sandbox {id} within {} s", patience.as_secs());
             }

@@ -20,7 +20,7 @@ use crate::client::Api;
 use crate::data_dir::DataDir;
 
 /// Not below `/tmp`, which may be memory; sandboxes have their disks here.
-const PARENT: &str = "/var/tmp";
+pub(super) const PARENT: &str = "/var/tmp";
 
 /// The first start on a machine prepares the template.
 const START: Duration = Duration::from_secs(900);
@@ -75,10 +75,14 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it, with these settings beside those that `common` means.
-    pub(crate) fn spawn(common: &cli::bench::Common, mut settings: toml::Table) -> anyhow::Result<Self> {
+    /// Starts it, in a folder of its own in `parent`, with these settings beside those that `common` means.
+    pub(crate) fn spawn(
+        common: &cli::bench::Common,
+        parent: &Path,
+        mut settings: toml::Table,
+    ) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("this program can't find itself")?;
-        let folder = tempfile::Builder::new().prefix("sandglass-bench-").tempdir_in(PARENT)?.keep();
+        let folder = tempfile::Builder::new().prefix("sandglass-bench-").tempdir_in(parent)?.keep();
         let config = folder.join("config.toml");
         settings.extend(toml::from_str::<toml::Table>(UNBOUNDED)?);
         if let Some(path) = &common.runsc {

@@ -72,12 +72,16 @@ pub(crate) enum Which {
         #[command(flatten)]
         common: Common,
         #[command(flatten)]
+        on: On,
+        #[command(flatten)]
         samples: Samples,
     },
     /// Sandboxes that are made of a snapshot, resumed and forked, against a bare `runsc restore`
     Restore {
         #[command(flatten)]
         common: Common,
+        #[command(flatten)]
+        on: On,
         #[command(flatten)]
         samples: Samples,
     },
@@ -112,6 +116,20 @@ pub(crate) struct Common {
     /// Exit with 2 if a target is missed
     #[arg(long)]
     pub(crate) check: bool,
+}
+
+/// Where the bench's own server keeps its disks.
+#[derive(Debug, Args)]
+pub(crate) struct On {
+    /// An XFS of the bench's own (needs `mkfs.xfs`), or whatever `/var/tmp` is on
+    #[arg(long, value_enum, default_value = "xfs", value_name = "WHICH")]
+    pub(crate) file_system: FileSystem,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FileSystem {
+    Xfs,
+    Host,
 }
 
 /// A server that runs already, to use instead of one of the bench's own. Its ledger is not looked at.
