@@ -49,7 +49,7 @@ AHEAD = ("control.prepare.", "engine.prepare.")
 MEMORY_ALONE = ("engine.image.checkpoint", "control.resume.host", "engine.restore.")
 FILES_ALONE = ("control.resume.boot",)
 # One to make a snapshot or a fork of it, one to make a sandbox from that, and one to delete it.
-COPY = ("control.snapshot.", "control.fork.", "control.copy.")
+COPY = ("control.snapshot.", "control.fork.", "control.copy.", "engine.flush.")
 # Which none of them does: see the tests of the watchdog, and those of templates.
 ELSEWHERE = ("control.pool.", "control.deadline.", "control.template.", "watchdog.")
 

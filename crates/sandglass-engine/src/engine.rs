@@ -233,6 +233,16 @@ impl From<sandglass_failpoint::Injected> for EngineError {
     }
 }
 
+/// Whether an image outlasts a loss of power from when it has its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    /// It does: whoever finds it by its name finds it whole.
+    Flushed,
+    /// Not yet, so that its source need not wait for the disk. Nobody may count on it before [`Engine::flush_image`].
+    Unflushed,
+}
+
 /// How far a sandbox on this machine has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -350,7 +360,13 @@ pub trait Engine: Send + Sync {
     ///
     /// # Errors
     /// As [`Engine::start`], or [`EngineError::Unsupported`].
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<u64, EngineError>;
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<u64, EngineError>;
+
+    /// Makes an image outlast a loss of power that was written with [`Keep::Unflushed`]. No sandbox stands still for it.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFound`]: there is no such image. Otherwise the step that failed.
+    fn flush_image(&self, image: &SandboxId) -> Result<(), EngineError>;
 
     /// Makes a new sandbox from an image and a copy of the disk that belongs to it. One that was prepared for that is
     /// taken; whatever fails then, nothing is left of it.

@@ -31,7 +31,7 @@ use self::model::{Agent, Life, Model};
 use self::processes::Processes;
 use crate::deadline::{self, Deadline, Moment};
 use crate::engine::{
-    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Presence, SandboxSpec,
+    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Presence, SandboxSpec,
     SessionEnds, Stats, step,
 };
 use crate::files::{allocated, ids_in, mark_unused, private_folder, remove_folder};
@@ -316,11 +316,16 @@ impl Engine for FakeEngine {
         self.advance(&mut record, Status::Running)
     }
 
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<u64, EngineError> {
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId, _: Keep) -> Result<u64, EngineError> {
         self.write_image(id, image, "checkpoint", |spec, folder, target| {
             self.processes.checkpoint(spec, folder, target)
         })?;
         Ok(allocated(&self.image(image)).unwrap_or(0))
+    }
+
+    fn flush_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        // Nothing of it is meant to outlast anything.
+        self.found_image(image, "flush the image").map(drop)
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {

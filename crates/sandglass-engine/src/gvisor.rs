@@ -67,8 +67,8 @@ use self::runsc::{MAKE_TIMEOUT, Make, Network, Runsc};
 use self::turns::Turns;
 use crate::deadline::{self, Deadline, Moment};
 use crate::engine::{
-    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Pace, Presence, SandboxSpec,
-    SessionEnds, Stats, step,
+    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Pace, Presence,
+    SandboxSpec, SessionEnds, Stats, step,
 };
 use crate::files::{allocated, ids_in, mark_unused, private_folder};
 use crate::footprint::{self, Footprints};
@@ -457,6 +457,7 @@ impl GvisorEngine {
         unfinished: Unfinished,
         target: &Path,
         memory: Memory,
+        keep: Keep,
     ) -> Result<(), EngineError> {
         let failed = |error: io::Error| step("write the image", error);
         let disk = self.holdings.paths.sandbox(&record.id).disk();
@@ -469,7 +470,7 @@ impl GvisorEngine {
         sandglass_failpoint::hit("engine.image.describe")?;
         unfinished.image().describe(record.pinned, record.limits, memory).map_err(failed)?;
         sandglass_failpoint::hit("engine.image.finish")?;
-        unfinished.finish(target).map_err(failed)
+        unfinished.finish(target, keep).map_err(failed)
     }
 
     /// Removes all that a sandbox owns, in whatever state it is. The caller holds its lock.
@@ -570,7 +571,7 @@ impl Engine for GvisorEngine {
         self.control(id).resume()
     }
 
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<u64, EngineError> {
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<u64, EngineError> {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let record = self.expect(id, Presence::Paused, "checkpoint")?;
@@ -591,9 +592,15 @@ impl Engine for GvisorEngine {
             self.runsc.verb(id, "checkpoint", &by_command_line, CHECKPOINT_TIMEOUT)
         };
         written.map_err(image::unwritten)?;
-        self.finish_image(record, unfinished, &target, Memory::With)?;
+        self.finish_image(record, unfinished, &target, Memory::With, keep)?;
         // It is whole, and more than a number is not at stake.
         Ok(allocated(&target).unwrap_or(0))
+    }
+
+    fn flush_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        self.found_image(image)?;
+        sandglass_failpoint::hit("engine.flush.image")?;
+        image::flush(&self.holdings.paths.image(image)).map_err(|error| step("flush the image", error))
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
@@ -637,7 +644,7 @@ impl Engine for GvisorEngine {
         let _held = lock(&lock_of);
         let record = self.expect(id, Presence::Paused, "keep its disk")?;
         let (unfinished, target) = self.begin_image(image)?;
-        self.finish_image(record, unfinished, &target, Memory::Without)
+        self.finish_image(record, unfinished, &target, Memory::Without, Keep::Flushed)
     }
 
     fn boot(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {

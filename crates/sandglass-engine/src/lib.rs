@@ -17,5 +17,5 @@ mod record;
 mod session;
 mod side_by_side;
 
-pub use engine::{Engine, EngineError, EngineInfo, Exit, Feature, Isolation, SandboxSpec, Stats};
+pub use engine::{Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, SandboxSpec, Stats};
 pub use footprint::{Footprint, Footprints};

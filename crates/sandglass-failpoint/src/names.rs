@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 92] = [
+pub const NAMES: [&str; 94] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -39,6 +39,7 @@ pub const NAMES: [&str; 92] = [
     "control.snapshot.host",
     "control.snapshot.image",
     "control.snapshot.go_on",
+    "control.snapshot.flush",
     "control.snapshot.ready",
     "control.snapshot.delete",
     "control.snapshot.remove",
@@ -105,6 +106,7 @@ pub const NAMES: [&str; 92] = [
     "network.release.unpin",
     "network.release.forget",
     // Checkpoint images.
+    "engine.flush.image",
     "engine.image.begin",
     "engine.image.checkpoint",
     "engine.image.sync",

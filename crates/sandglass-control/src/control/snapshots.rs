@@ -157,6 +157,8 @@ impl Control {
         self.admit(new, &[]).await?;
         let finished = async {
             let captured = self.capture(source.team, source, &new.id).await?;
+            sandglass_failpoint::hit_async("control.snapshot.flush").await.map_err(injected)?;
+            self.0.host.flush_image(&new.id.image()).await?;
             sandglass_failpoint::hit_async("control.snapshot.ready").await.map_err(injected)?;
             self.0.store.snapshot_ready(&new.id, captured.bytes).await.map_err(stored)
         };

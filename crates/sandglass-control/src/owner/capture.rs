@@ -3,13 +3,15 @@
 //! The agent falls silent, all processes stop, memory and disk are written, and then it runs on, under the same id and to
 //! the same end. Streams through the agent ride on the session and notice a pause at most. Connections through the airlock
 //! are cut by the checkpoint, on the guest's side alone, so the server drops its own ends. Whatever fails on the way, the
-//! source runs on; what there may be of the image is its row's to remove.
+//! source runs on; what there may be of the image is its row's to remove. Until that row says that it is ready, nobody counts
+//! on it, so it is flushed when the source runs again, and not at all if it is only there for the copies of a fork.
 
 use std::sync::Arc;
 
 use sandglass_egress::enforcer::Enforcer;
 use sandglass_egress::policy::Policy;
 use sandglass_egress::remembered::Remembered;
+use sandglass_engine::Keep;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_store::SandboxRow;
 use sandglass_types::error::Chain;
@@ -132,7 +134,7 @@ async fn write_copy(
     sandglass_failpoint::hit_async("control.snapshot.host").await.map_err(crate::injected)?;
     host.pause(id).await?;
     sandglass_failpoint::hit_async("control.snapshot.image").await.map_err(crate::injected)?;
-    let written = host.checkpoint(id, &image.image()).await;
+    let written = host.checkpoint(id, &image.image(), Keep::Unflushed).await;
     // Also if it failed: it may have come as far as that. Before it runs on, so that nothing new is taken for old.
     live.sever();
     if let Some(enforcer) = &enforcer {

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sandglass_engine::Keep;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_store::{Resume, Resumed};
 use sandglass_types::error::Chain;
@@ -331,7 +332,7 @@ async fn write_image(host: Host, live: Arc<Live>, mode: PauseMode) -> Result<(),
     host.pause(id).await?;
     sandglass_failpoint::hit_async("control.pause.image").await.map_err(crate::injected)?;
     let written = match mode {
-        PauseMode::Full => host.checkpoint(id, id).await.map(drop),
+        PauseMode::Full => host.checkpoint(id, id, Keep::Flushed).await.map(drop),
         PauseMode::Filesystem => host.keep_disk(id, id).await,
     };
     written.map_err(unwritten)

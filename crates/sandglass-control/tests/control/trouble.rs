@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use sandglass_engine::deadline::Deadline;
-use sandglass_engine::engine::{AirlockSocket, Feature, Presence, SessionEnds};
+use sandglass_engine::engine::{AirlockSocket, Feature, Keep, Presence, SessionEnds};
 use sandglass_engine::fake::FakeEngine;
 use sandglass_engine::{Engine, EngineError, EngineInfo, Exit, Footprints, SandboxSpec, Stats};
 use sandglass_types::SandboxId;
@@ -109,9 +109,14 @@ impl Engine for Troubled {
         self.engine.resume(id)
     }
 
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<u64, EngineError> {
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<u64, EngineError> {
         self.trouble.meet("checkpoint")?;
-        self.engine.checkpoint(id, image)
+        self.engine.checkpoint(id, image, keep)
+    }
+
+    fn flush_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        self.trouble.meet("flush_image")?;
+        self.engine.flush_image(image)
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {

@@ -12,7 +12,7 @@ use sandglass_types::{Digest, Limits, SandboxId};
 use serde::{Deserialize, Serialize};
 
 use super::record::Pinned;
-use crate::engine::{EngineError, Lack, step};
+use crate::engine::{EngineError, Keep, Lack, step};
 
 /// Upper bound of an image's description, in bytes.
 const MAX_META_LEN: u64 = 64 * 1024;
@@ -250,8 +250,13 @@ impl Unfinished {
         Ok(checkpoint)
     }
 
-    /// Gives it its name, which must be free. Who finds it by its name finds it whole, also after a loss of power.
-    pub(super) fn finish(self, target: &Path) -> io::Result<()> {
+    /// Gives it its name, which must be free. Who finds it by its name finds it whole; also after a loss of power, if it is
+    /// flushed.
+    pub(super) fn finish(self, target: &Path, keep: Keep) -> io::Result<()> {
+        if keep == Keep::Unflushed {
+            fs_err::rename(&self.image.0, target)?;
+            return self.folder.close();
+        }
         sync(&self.image.0)?;
         // A rename would replace an empty folder; images are never empty, so this fails when one is there.
         fs_err::rename(&self.image.0, target)?;
@@ -260,6 +265,12 @@ impl Unfinished {
         }
         self.folder.close()
     }
+}
+
+/// Writes an image that has its name to the disk itself.
+pub(super) fn flush(image: &Path) -> io::Result<()> {
+    sync(image)?;
+    image.parent().map_or(Ok(()), |images| fs_err::File::open(images)?.sync_all())
 }
 
 /// Writes a folder and what is in it to the disk itself.
@@ -333,7 +344,7 @@ mod tests {
         for expected in [true, false] {
             let unfinished = Unfinished::begin(dir.path()).unwrap();
             unfinished.image().describe(pinned(), Limits::default(), Memory::With).unwrap();
-            assert_eq!(unfinished.finish(&target).is_ok(), expected);
+            assert_eq!(unfinished.finish(&target, Keep::Flushed).is_ok(), expected);
         }
         Source::Image(Image::at(target)).check(&pinned(), Limits::default()).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);

@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, oneshot};
 use super::protocol::{Answer, Call, RefusalKind, Reply, Verb};
 use super::server::MAX_UNDER_WAY;
 use crate::deadline::Deadline;
-use crate::engine::{AirlockSocket, EngineInfo, Exit, Pace, Presence, SandboxSpec, SessionEnds, Stats};
+use crate::engine::{AirlockSocket, EngineInfo, Exit, Keep, Pace, Presence, SandboxSpec, SessionEnds, Stats};
 use crate::footprint::Footprints;
 
 /// A verb that the host did not do.
@@ -150,7 +150,9 @@ impl Host {
     async fn ask(&self, verb: Verb) -> Result<Answered, HostError> {
         // Neither is ever closed.
         let _image = match &verb {
-            Verb::Checkpoint { .. } | Verb::KeepDisk { .. } => self.0.writing.acquire().await.ok(),
+            Verb::Checkpoint { .. } | Verb::FlushImage(_) | Verb::KeepDisk { .. } => {
+                self.0.writing.acquire().await.ok()
+            }
             Verb::Restore { .. } | Verb::PrepareRestore { .. } | Verb::Boot { .. } => {
                 self.0.reading.acquire().await.ok()
             }
@@ -234,11 +236,19 @@ impl Host {
     ///
     /// # Errors
     /// As all verbs: [`HostError`].
-    pub async fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<u64, HostError> {
-        match self.ask(Verb::Checkpoint { id: id.clone(), image: image.clone() }).await? {
+    pub async fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<u64, HostError> {
+        match self.ask(Verb::Checkpoint { id: id.clone(), image: image.clone(), keep }).await? {
             (Answer::Written(bytes), _) => Ok(bytes),
             _ => Err(HostError::Confused),
         }
+    }
+
+    /// Makes an image outlast a loss of power.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn flush_image(&self, image: &SandboxId) -> Result<(), HostError> {
+        self.do_it(Verb::FlushImage(image.clone())).await
     }
 
     /// Makes a new sandbox from an image.

@@ -7,7 +7,9 @@ use sandglass_types::SandboxId;
 use serde::{Deserialize, Serialize};
 
 use crate::deadline::Deadline;
-use crate::engine::{AirlockSocket, EngineError, EngineInfo, Exit, Lack, Pace, Presence, SandboxSpec, Stats};
+use crate::engine::{
+    AirlockSocket, EngineError, EngineInfo, Exit, Keep, Lack, Pace, Presence, SandboxSpec, Stats,
+};
 use crate::footprint::Footprints;
 
 /// A question to the host.
@@ -39,7 +41,11 @@ pub enum Verb {
         id: SandboxId,
         /// Names the image.
         image: SandboxId,
+        /// Whether it is flushed.
+        keep: Keep,
     },
+    /// [`crate::Engine::flush_image`].
+    FlushImage(SandboxId),
     /// [`crate::Engine::restore`].
     Restore {
         /// The new sandbox.
@@ -120,6 +126,7 @@ impl Verb {
             Self::Pause(_) => "pause",
             Self::Resume(_) => "resume",
             Self::Checkpoint { .. } => "checkpoint",
+            Self::FlushImage(_) => "flush_image",
             Self::Restore { .. } => "restore",
             Self::PrepareRestore { .. } => "prepare_restore",
             Self::KeepDisk { .. } => "keep_disk",

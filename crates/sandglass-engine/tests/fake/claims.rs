@@ -7,7 +7,7 @@ use std::path::Path;
 use sandglass_engine::Footprints;
 use sandglass_engine::deadline::Deadline;
 use sandglass_engine::engine::{
-    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Presence, SandboxSpec,
+    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Presence, SandboxSpec,
     SessionEnds, Stats,
 };
 use sandglass_testkit::conformance::{Outcome, Report, Subject, check, run};
@@ -82,8 +82,12 @@ impl Engine for Liar {
         self.inner.resume(id)
     }
 
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId) -> Result<u64, EngineError> {
-        self.inner.checkpoint(id, image)
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<u64, EngineError> {
+        self.inner.checkpoint(id, image, keep)
+    }
+
+    fn flush_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        self.inner.flush_image(image)
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 
-use sandglass_engine::engine::{Engine as _, EngineError, Presence};
+use sandglass_engine::engine::{Engine as _, EngineError, Keep, Presence};
 use sandglass_engine::gvisor::Driver;
 use sandglass_types::SandboxId;
 use serde::Deserialize as _;
@@ -118,7 +118,7 @@ fn a_sandbox_is_driven_as_it_was_made_whatever_the_next_host_prefers() {
         let image = SandboxId::random();
         assert_eq!(fixture.attach(&created.id).sh("x=kept"), "<0>");
         fixture.engine().pause(&created.id).unwrap();
-        fixture.engine().checkpoint(&created.id, &image).unwrap();
+        fixture.engine().checkpoint(&created.id, &image, Keep::Flushed).unwrap();
         // An image is the same whoever wrote it, and a copy is driven as its own host prefers.
         let copy = spec(created.limits);
         fixture.engine().restore(&copy, &image).unwrap();

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sandglass_engine::engine::{Engine as _, Presence};
+use sandglass_engine::engine::{Engine as _, Keep, Presence};
 use sandglass_engine::gvisor::Driver;
 use sandglass_failpoint::{Failpoints, NAMES};
 use sandglass_linux::process::{Launch, spawn};
@@ -30,7 +30,7 @@ fn be_the_host(dir: &Path) {
     engine.create(&spec).unwrap();
     engine.start(&spec.id).unwrap();
     engine.pause(&spec.id).unwrap();
-    engine.checkpoint(&spec.id, &IMAGE.parse().unwrap()).unwrap();
+    engine.checkpoint(&spec.id, &IMAGE.parse().unwrap(), Keep::Flushed).unwrap();
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_host_killed_while_it_writes_an_image_leaves_no_half_of_one() {
         let (id, presence) = all.pop().unwrap();
         assert_eq!((presence, all.len()), (Presence::Paused, 0), "at {point}");
         // It goes on as if nothing had been.
-        fixture.engine().checkpoint(&id, &image).unwrap();
+        fixture.engine().checkpoint(&id, &image, Keep::Flushed).unwrap();
         fixture.engine().remove_image(&image).unwrap();
         fixture.engine().destroy(&id).unwrap();
         assert_eq!(fixture.leftovers(), Vec::<String>::new(), "at {point}");

@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use sandglass_engine::engine::{AirlockSocket, Engine as _};
+use sandglass_engine::engine::{AirlockSocket, Engine as _, Keep};
 use sandglass_testkit::conformance::LineAgent;
 use sandglass_types::SandboxId;
 
@@ -37,7 +37,7 @@ fn a_restored_copy_has_a_network_of_its_own() {
         reaches_the_airlock(&fixture, &parent.id, &agent);
         let image = SandboxId::random();
         fixture.engine().pause(&parent.id).unwrap();
-        fixture.engine().checkpoint(&parent.id, &image).unwrap();
+        fixture.engine().checkpoint(&parent.id, &image, Keep::Flushed).unwrap();
         fixture.engine().resume(&parent.id).unwrap();
         let child = spec(parent.limits);
         fixture.engine().restore(&child, &image).unwrap();

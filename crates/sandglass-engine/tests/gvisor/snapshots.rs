@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use sandglass_engine::engine::{Engine as _, EngineError};
+use sandglass_engine::engine::{Engine as _, EngineError, Keep};
 use sandglass_types::SandboxId;
 
 use crate::fixture::{Fixture, by_both, spec};
@@ -17,7 +17,7 @@ fn open_files_and_the_temporary_folder_come_back() {
         agent.sh("echo tmp > /tmp/kept; exec 5>>/open; echo one >&5");
         let image = SandboxId::random();
         engine.pause(&parent.id).unwrap();
-        engine.checkpoint(&parent.id, &image).unwrap();
+        engine.checkpoint(&parent.id, &image, Keep::Flushed).unwrap();
         engine.resume(&parent.id).unwrap();
         assert_eq!(agent.sh("echo parent >&5; busybox cat /open"), "one\nparent\n<0>");
         let child = spec(parent.limits);
@@ -42,7 +42,8 @@ fn a_refused_checkpoint_leaves_the_sandbox_alive_and_no_image() {
         // A file that is open but deleted can't be saved.
         agent.sh("exec 5>/gone; busybox rm /gone");
         engine.pause(&spec.id).unwrap();
-        let Err(EngineError::Step { step, source }) = engine.checkpoint(&spec.id, &SandboxId::random())
+        let Err(EngineError::Step { step, source }) =
+            engine.checkpoint(&spec.id, &SandboxId::random(), Keep::Flushed)
         else {
             panic!()
         };
@@ -60,7 +61,7 @@ fn an_image_is_restored_with_its_own_agent_as_long_as_that_is_there() {
     let (parent, _agent) = fixture.run();
     let image = SandboxId::random();
     fixture.engine().pause(&parent.id).unwrap();
-    fixture.engine().checkpoint(&parent.id, &image).unwrap();
+    fixture.engine().checkpoint(&parent.id, &image, Keep::Flushed).unwrap();
     fixture.engine().destroy(&parent.id).unwrap();
     let layers = || -> BTreeSet<PathBuf> {
         let agents = std::fs::read_dir(fixture.path().join("cache/agents")).unwrap();
@@ -75,7 +76,7 @@ fn an_image_is_restored_with_its_own_agent_as_long_as_that_is_there() {
     // What is made of it has that agent as well.
     let next = SandboxId::random();
     fixture.engine().pause(&child.id).unwrap();
-    fixture.engine().checkpoint(&child.id, &next).unwrap();
+    fixture.engine().checkpoint(&child.id, &next, Keep::Flushed).unwrap();
     fixture.engine().destroy(&child.id).unwrap();
     fixture.engine().remove_image(&image).unwrap();
     let child = spec(parent.limits);

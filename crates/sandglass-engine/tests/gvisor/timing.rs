@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use sandglass_engine::engine::Engine as _;
+use sandglass_engine::engine::{Engine as _, Keep};
 use sandglass_engine::gvisor::Driver;
 use sandglass_testkit::conformance::limits;
 use sandglass_types::SandboxId;
@@ -49,7 +49,7 @@ fn restores_take_milliseconds() {
         engine.start(&parent.id).unwrap();
         assert_eq!(fixture.attach(&parent.id).sh("echo ready"), "ready\n<0>");
         engine.pause(&parent.id).unwrap();
-        engine.checkpoint(&parent.id, &image).unwrap();
+        engine.checkpoint(&parent.id, &image, Keep::Flushed).unwrap();
         engine.destroy(&parent.id).unwrap();
         (fixture, image)
     });

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sandglass_engine::engine::{EngineError, Presence, SandboxSpec};
+use sandglass_engine::engine::{EngineError, Keep, Presence, SandboxSpec};
 use sandglass_types::SandboxId;
 
 use super::{Fixture, limits};
@@ -13,7 +13,7 @@ fn image(fixture: &Fixture<'_>) -> (SandboxSpec, SandboxId) {
     assert_eq!(agent.sh("x=memory; echo disk > kept"), "<0>");
     let image = SandboxId::random();
     fixture.engine().pause(&parent.id).unwrap();
-    let bytes = fixture.engine().checkpoint(&parent.id, &image).unwrap();
+    let bytes = fixture.engine().checkpoint(&parent.id, &image, Keep::Flushed).unwrap();
     assert!(bytes > 0, "an image of nothing");
     let measured = fixture.engine().footprints(&[image.clone(), SandboxId::random()]).unwrap();
     let [(of, footprint)] = Vec::from_iter(measured.each).try_into().unwrap();
@@ -26,7 +26,7 @@ fn image(fixture: &Fixture<'_>) -> (SandboxSpec, SandboxId) {
 pub(super) fn two_children_go_on_from_one_image(fixture: &mut Fixture<'_>) {
     let engine = fixture.engine();
     let (parent, image) = image(fixture);
-    let again = engine.checkpoint(&parent.id, &image);
+    let again = engine.checkpoint(&parent.id, &image, Keep::Flushed);
     assert!(matches!(again, Err(EngineError::Exists(_))), "{again:?}");
     engine.resume(&parent.id).unwrap();
     let mut agent = fixture.attach(&parent.id);
@@ -46,7 +46,7 @@ pub(super) fn two_children_go_on_from_one_image(fixture: &mut Fixture<'_>) {
     let first = &children[0].id;
     engine.pause(first).unwrap();
     let next = SandboxId::random();
-    engine.checkpoint(first, &next).unwrap();
+    engine.checkpoint(first, &next, Keep::Flushed).unwrap();
     let grandchild = fixture.spec();
     engine.restore(&grandchild, &next).unwrap();
     let said = fixture.attach(&grandchild.id).sh("echo $x; busybox cat kept");
@@ -162,7 +162,7 @@ pub(super) fn one_that_was_prepared_is_taken(fixture: &mut Fixture<'_>) {
     // It is a sandbox like any other.
     engine.pause(&child.id).unwrap();
     let next = SandboxId::random();
-    engine.checkpoint(&child.id, &next).unwrap();
+    engine.checkpoint(&child.id, &next, Keep::Flushed).unwrap();
     let grandchild = fixture.spec();
     engine.prepare_restore(&grandchild, &next).unwrap();
     fixture.destroy(&child.id);

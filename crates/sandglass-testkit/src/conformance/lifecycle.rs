@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sandglass_engine::deadline::{self, Deadline, Moment};
-use sandglass_engine::engine::{Engine, EngineError, Exit, Feature, Presence, SandboxSpec};
+use sandglass_engine::engine::{Engine, EngineError, Exit, Feature, Keep, Presence, SandboxSpec};
 use sandglass_types::SandboxId;
 
 use super::Fixture;
@@ -45,7 +45,7 @@ pub(super) fn verbs_are_refused_in_states_where_they_make_no_sense(fixture: &mut
         ("start", |engine, id| engine.start(id)),
         ("pause", |engine, id| engine.pause(id)),
         ("resume", |engine, id| engine.resume(id)),
-        ("checkpoint", |engine, id| engine.checkpoint(id, &SandboxId::random()).map(drop)),
+        ("checkpoint", |engine, id| engine.checkpoint(id, &SandboxId::random(), Keep::Flushed).map(drop)),
     ];
     let legal: [&[&str]; 4] = [&["start"], &["pause"], &["resume", "checkpoint"], &[]];
     for ((presence, called), legal) in

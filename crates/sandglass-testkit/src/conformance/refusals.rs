@@ -1,7 +1,7 @@
 //! That an engine really does not do what it says it does not. Where a verb is for it, the verb says so; where none is,
 //! a sandbox is seen to get what the limit or the boundary would have kept from it.
 
-use sandglass_engine::engine::{AirlockSocket, EngineError, Feature};
+use sandglass_engine::engine::{AirlockSocket, EngineError, Feature, Keep};
 use sandglass_types::SandboxId;
 
 use super::network::reached;
@@ -15,7 +15,7 @@ pub(super) fn check(fixture: &mut Fixture<'_>, feature: Feature) {
             engine.pause(&spec.id).unwrap();
             let image = SandboxId::random();
             for result in [
-                engine.checkpoint(&spec.id, &image).map(drop),
+                engine.checkpoint(&spec.id, &image, Keep::Flushed).map(drop),
                 engine.restore(&fixture.spec(), &image),
                 engine.keep_disk(&spec.id, &image),
                 engine.boot(&fixture.spec(), &image),

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::super::server;
 use super::*;
-use crate::engine::{Engine, EngineError, Feature, Isolation};
+use crate::engine::{Engine, EngineError, Feature, Isolation, Keep};
 use crate::footprint::Footprint;
 
 /// Knows which sandboxes there are, and nothing else.
@@ -52,8 +52,12 @@ impl Engine for ListEngine {
         panic!("a verb that panics")
     }
 
-    fn checkpoint(&self, id: &SandboxId, _: &SandboxId) -> Result<u64, EngineError> {
+    fn checkpoint(&self, id: &SandboxId, _: &SandboxId, _: Keep) -> Result<u64, EngineError> {
         self.require(id).map(|()| 0)
+    }
+
+    fn flush_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        self.require(image)
     }
 
     fn restore(&self, spec: &SandboxSpec, _: &SandboxId) -> Result<(), EngineError> {
