@@ -545,6 +545,7 @@ impl Engine for GvisorEngine {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let mut record = self.expect(id, Presence::Running, "pause")?;
+        self.turns.stands_still(id, &self.holdings.leaf(id)?);
         if record.progress.is_none() {
             return self.runsc.verb(id, "pause", &[], VERB_TIMEOUT);
         }
@@ -575,6 +576,7 @@ impl Engine for GvisorEngine {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let record = self.expect(id, Presence::Paused, "checkpoint")?;
+        self.turns.stands_still(id, &self.holdings.leaf(id)?);
         let (unfinished, target) = self.begin_image(image)?;
         let checkpoint = unfinished.begin_checkpoint().map_err(|error| step("write the image", error))?;
         sandglass_failpoint::hit("engine.image.checkpoint")?;

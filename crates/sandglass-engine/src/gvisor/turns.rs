@@ -19,7 +19,7 @@ use sandglass_types::SandboxId;
 /// How long a sandbox is favoured that somebody asked for something. A command that only tells something is through by then.
 const ASKED: Duration = Duration::from_millis(400);
 
-/// How long one is that is made.
+/// How long one is that is made, or that is written to an image.
 const MADE: Duration = Duration::from_secs(1);
 
 /// How much CPU time a sandbox may use while it is favoured, before it has to wait for more.
@@ -67,6 +67,11 @@ impl Turns {
     /// Somebody asks something of it.
     pub(super) fn asked(&self, id: &SandboxId, leaf: &Leaf) {
         self.favour(id, leaf, ASKED);
+    }
+
+    /// All that its user runs stands still until this is done.
+    pub(super) fn stands_still(&self, id: &SandboxId, leaf: &Leaf) {
+        self.favour(id, leaf, MADE);
     }
 
     fn favour(&self, id: &SandboxId, leaf: &Leaf, time: Duration) {
