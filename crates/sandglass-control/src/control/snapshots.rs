@@ -305,6 +305,9 @@ impl Control {
                 Err(error) => Err(error),
             };
             shared.metrics.created(&outcome, started.elapsed());
+            if let Ok(row) = &outcome {
+                shared.metrics.started(row.start_path);
+            }
             outcomes.push(outcome);
         }
         self.discard(shared.images.whole(&new.id).await).await;

@@ -245,6 +245,9 @@ async fn of_many_children_each_is_made_or_fails_by_itself() {
     let outcomes = server.control.fork(server.team, &id, 7, HOUR).await.unwrap();
     let (made, failed): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
     assert_eq!((made.len(), failed.len()), (5, 2));
+    let mut text = String::new();
+    server.control.metrics(&mut text).await.unwrap();
+    assert!(text.lines().any(|line| line == "sandglass_sandbox_starts_total{path=\"restore\"} 5"), "{text}");
     for row in made {
         let row = row.unwrap();
         assert_eq!((row.made_from, row.generation.0), (MadeFrom::Fork(id.clone()), 2));
