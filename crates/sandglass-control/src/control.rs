@@ -295,6 +295,12 @@ impl Control {
         request: CreateSandbox,
         assign_to: Option<UserName>,
     ) -> Result<Option<SandboxRow>, Error> {
+        // The first answer, also where what that was made of is not there any more.
+        if let Some(key) = &request.idempotency
+            && let Some(earlier) = self.0.store.earlier(team, key).await.map_err(stored)?
+        {
+            return self.not_inserted(team, earlier).await;
+        }
         request.check(self.0.config.max_lifetime)?;
         let model = self.model(team, &request.template).await?;
         self.make_of(team, request, model, assign_to).await
@@ -365,20 +371,7 @@ impl Control {
         }
         match inserted? {
             Created::Inserted => {}
-            Created::Replay(id) => {
-                return self.standing(team, &id).await.map(Some).map_err(|_| outcome_gone());
-            }
-            Created::Assigned(_) => return Ok(None),
-            Created::InProgress => {
-                let message = "the first request with this idempotency key is still running; try again";
-                return Err(Error::new(ErrorKind::IdempotencyInProgress, message));
-            }
-            Created::Mismatch => {
-                let message = "this idempotency key came with another request before; use a new one";
-                return Err(Error::new(ErrorKind::IdempotencyMismatch, message));
-            }
-            Created::OverQuota(excess) => return Err(admission::over_quota(excess)),
-            Created::OverCapacity { excess, .. } => return Err(admission::over_capacity(excess)),
+            refused => return self.not_inserted(team, refused).await,
         }
         let claim = unused.map(|entry| entry.claim).or(claim);
         let claim = claim.ok_or_else(|| Error::new(ErrorKind::Conflict, "try again"))?;
@@ -391,6 +384,26 @@ impl Control {
         let row = self.row(&new.id).await?;
         shared.metrics.started(row.start_path);
         Ok(Some(row))
+    }
+
+    /// What a client gets where no sandbox was inserted; `None` if the user that it was for has one.
+    async fn not_inserted(&self, team: TeamId, why: Created) -> Result<Option<SandboxRow>, Error> {
+        Err(match why {
+            Created::Replay(id) => {
+                return self.standing(team, &id).await.map(Some).map_err(|_| outcome_gone());
+            }
+            Created::Inserted | Created::Assigned(_) => return Ok(None),
+            Created::InProgress => {
+                let message = "the first request with this idempotency key is still running; try again";
+                Error::new(ErrorKind::IdempotencyInProgress, message)
+            }
+            Created::Mismatch => {
+                let message = "this idempotency key came with another request before; use a new one";
+                Error::new(ErrorKind::IdempotencyMismatch, message)
+            }
+            Created::OverQuota(excess) => admission::over_quota(excess),
+            Created::OverCapacity { excess, .. } => admission::over_capacity(excess),
+        })
     }
 
     /// Inserts a sandbox, if there is room for it. Where there will be as soon as others are removed whose end has begun,

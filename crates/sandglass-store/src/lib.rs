@@ -20,7 +20,9 @@ pub use sqlite::SqliteStore;
 
 use async_trait::async_trait;
 use sandglass_egress::policy::Policy;
-use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName};
+use sandglass_types::{
+    Digest, KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName,
+};
 
 /// A verb that could not be carried out.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +113,14 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Inserts a sandbox in state `Creating` with its first event. That check of the idempotency key, of the quota and of
     /// the capacity are one transaction with it, so that however many come at once, what is in use stays in bounds.
     async fn insert_sandbox(&self, new: &NewSandbox) -> Result<Created, StoreError>;
+
+    /// What an earlier request under the same key means for one with this digest, as [`Store::insert_sandbox`] says it; `None`
+    /// if the key is free.
+    async fn earlier(
+        &self,
+        team: TeamId,
+        idempotency: &(IdempotencyKey, Digest),
+    ) -> Result<Option<Created>, StoreError>;
 
     /// Moves a sandbox from one state to another if it still is in `from`. `false` if it is not.
     async fn transition(&self, id: &SandboxId, change: &Transition) -> Result<bool, StoreError>;

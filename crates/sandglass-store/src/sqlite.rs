@@ -24,12 +24,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_egress::policy::Policy;
-use sandglass_types::{KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName};
+use sandglass_types::{
+    Digest, KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName,
+};
 use sqlx::sqlite::{SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{Connection as _, Sqlite, Transaction};
 
 use crate::{
-    Admitted, ApiKey, Assignment, AuditEntry, Created, Event, Identity, KeyDigest, ListFilter, ListPage,
+    Admitted, ApiKey, Assignment, AuditEntry, Created, Event, IdempotencyKey, Identity, KeyDigest, ListFilter, ListPage,
     NewSandbox, NewSnapshot, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotPage,
     SnapshotRow, StartPath, Store, StoreError, Team, Transition,
 };
@@ -201,6 +203,15 @@ impl Store for SqliteStore {
 
     async fn insert_sandbox(&self, new: &NewSandbox) -> Result<Created, StoreError> {
         self.insert(new).await
+    }
+
+    async fn earlier(
+        &self,
+        team: TeamId,
+        (key, digest): &(IdempotencyKey, Digest),
+    ) -> Result<Option<Created>, StoreError> {
+        let mut reader = self.readers.acquire().await.map_err(database)?;
+        sandboxes::earlier_request(&mut reader, team, key, digest).await
     }
 
     async fn transition(&self, id: &SandboxId, change: &Transition) -> Result<bool, StoreError> {

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use sandglass_control::ListSnapshots;
+use sandglass_control::{CreateSandbox, ListSnapshots};
 use sandglass_engine::Engine as _;
 use sandglass_engine::engine::{Feature, Presence};
 use sandglass_store::{MadeFrom, SnapshotRow, Store as _};
 use sandglass_types::{
-    Clock as _, EndReason, Error, ErrorKind, PauseMode, Reference, ResumeMode, SandboxId, SandboxState,
+    Clock as _, Digest, EndReason, Error, ErrorKind, PauseMode, Reference, ResumeMode, SandboxId, SandboxState,
 };
 
 use crate::fixture::{HOUR, KEPT, Server, World, eventually, request, written};
@@ -118,6 +118,29 @@ async fn a_paused_sandbox_comes_back_in_its_next_generation() {
     }
     no_image_left(&world, &server).await;
     server.kill(&id).await;
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_sent_again_has_its_answer_without_what_that_was_made_of() {
+    let world = World::scripted(Manner::Obedient);
+    let server = world.start().await.unwrap();
+    let id = server.create().await;
+    let kept = snapshot(&server, &id).await.unwrap();
+    let with = |key: &str| CreateSandbox {
+        template: kept.id.to_string(),
+        idempotency: Some((key.parse().unwrap(), Digest::from_bytes([1; 32]))),
+        ..request(HOUR)
+    };
+    let first = server.control.create(server.team, with("key")).await.unwrap().id;
+    delete(&server, &kept).await.unwrap();
+    assert_eq!(server.control.create(server.team, with("key")).await.unwrap().id, first);
+    let other = server.control.create(server.team, with("other")).await.unwrap_err();
+    assert_eq!(other.kind(), ErrorKind::NotFound);
+    for id in [id, first] {
+        server.kill(&id).await;
+    }
     world.nothing_left().await;
     server.stop().await;
 }

@@ -22,9 +22,15 @@ pub async fn same_request_is_replayed(store: Arc<dyn Store>) {
         let store = Arc::clone(&store);
         async move { store.insert_sandbox(&keyed(team, "k", 1, created)).await.unwrap() }
     };
-    assert_eq!(again(1).await, Created::InProgress);
+    let asked = ("k".parse().unwrap(), digest(1));
+    let earlier = async || store.earlier(team, &asked).await.unwrap();
+    assert_eq!((again(1).await, earlier().await), (Created::InProgress, Some(Created::InProgress)));
     run(&*store, &first).await;
     assert_eq!(again(2).await, Created::Replay(first.clone()));
+    assert_eq!(earlier().await, Some(Created::Replay(first.clone())));
+    let other = ("k".parse().unwrap(), digest(2));
+    assert_eq!(store.earlier(team, &other).await.unwrap(), Some(Created::Mismatch));
+    assert_eq!(store.earlier(team, &("free".parse().unwrap(), digest(1))).await.unwrap(), None);
     end(&*store, &first, S::Running, EndReason::Killed).await;
     assert_eq!(again(3).await, Created::Replay(first.clone()));
     let rows = store.list(&super::all_of(team)).await.unwrap().rows;

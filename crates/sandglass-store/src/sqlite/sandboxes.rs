@@ -338,7 +338,7 @@ async fn promised(
 
 /// What an earlier request under the same key means for this one; `None` if the key is free. It is free again once
 /// the earlier attempt is known to have failed: a client that repeats a failed request wants another try.
-async fn earlier_request(
+pub(super) async fn earlier_request(
     connection: &mut SqliteConnection,
     team: TeamId,
     key: &IdempotencyKey,
