@@ -2,6 +2,7 @@
 
 import json
 import re
+import struct
 import time
 
 import httpx
@@ -124,6 +125,43 @@ def test_one_that_computes_stands_still_too_and_goes_on(pooled, tmp_path):
     until(lambda: spun() not in ("", before), within=PATIENCE, what="it computes on")
     taken.kill()
     pooled.cli("template", "delete", "spinner")
+    filled(pooled)
+
+
+LIMIT = 30
+
+LIMITED = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c '[s]leep 4321' || true"
+
+
+@pytest.mark.timeout(240)
+def test_time_limits_stand_still_with_it(pooled):
+    definition = {"name": "limited", "pool": 1}
+    built = call(pooled, "POST", "/v1/templates/builds", json=definition).json()
+    message = json.dumps({"process": {"cmd": "/bin/sleep", "args": ["4321"]}, "stdin": False}).encode()
+    headers = {
+        "E2b-Sandbox-Id": built["sandboxID"],
+        "E2b-Sandbox-Port": "49983",
+        "X-Access-Token": built["envdAccessToken"],
+        "Content-Type": "application/connect+json",
+        "Connect-Protocol-Version": "1",
+        "Connect-Timeout-Ms": str(LIMIT * 1000),
+    }
+    began = time.monotonic()
+    body = struct.pack(">BI", 0, len(message)) + message
+    with httpx.stream("POST", f"{pooled.url}/process.Process/Start", headers=headers, content=body, timeout=60) as stream:
+        assert b'"pid"' in next(stream.iter_raw())
+    made = call(pooled, "POST", "/v1/templates", json={"sandbox": built["sandboxID"], "template": definition})
+    assert made.status_code == 201, made.text
+    call(pooled, "DELETE", f"/sandboxes/{built['sandboxID']}")
+    filled(pooled, SIZE + 1)
+    time.sleep(max(0, began + LIMIT + 1 - time.monotonic()))
+    taken, origin = create(pooled, "limited")
+    assert origin == "template; path=pool"
+    limited = lambda: taken.commands.run(LIMITED).stdout.strip()  # noqa: E731
+    assert limited() == "1", "its time ran out while it stood still"
+    until(lambda: limited() == "0", within=PATIENCE, what="its time to be up")
+    taken.kill()
+    pooled.cli("template", "delete", "limited")
     filled(pooled)
 
 

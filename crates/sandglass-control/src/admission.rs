@@ -14,8 +14,8 @@ pub struct Budgets {
     pub capacity: Amount,
     /// Connections into all sandboxes together, to their guest APIs and their ports.
     pub connections: usize,
-    /// Paused sandboxes whose next computer is made ahead. They are no part of `capacity`: what one of them takes, the engine's
-    /// own memory and a loop device, is given up when something else needs it.
+    /// Paused sandboxes whose next computer is made ahead. What such a computer takes of `capacity` is given up when something
+    /// else needs it.
     pub ahead: usize,
 }
 

@@ -1,19 +1,19 @@
 //! Whose next computer is made ahead: of the paused sandboxes, a few that were paused last. Each of those has processes that
-//! stand still, a loop device and a copy of its disk, so there is a bound, and all are given up where somebody else needs
+//! stand still, a loop device and a copy of its disk, so there is a bound, and they are given up where somebody else needs
 //! the room.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use sandglass_types::Limits;
+use sandglass_types::budget::Amount;
 use tokio_util::sync::CancellationToken;
 
-/// How long those that are given up may take to go.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// What one takes of this machine's memory, in MiB: the engine's own processes, with nothing in them.
+const MEMORY_MIB: u64 = 16;
 
-/// The wait between two looks whether they are gone.
-const CHECK: Duration = Duration::from_millis(20);
+/// Most that its copy of a disk takes where the file system can't share blocks, in MiB: engines make none that takes more.
+const DISK_MIB: u64 = 256;
 
 /// Who has one.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Ahead {
 struct Taken {
     next: u64,
     /// By number, so oldest first.
-    places: BTreeMap<u64, CancellationToken>,
+    places: BTreeMap<u64, (CancellationToken, Amount)>,
 }
 
 /// The right to have one, until it is dropped.
@@ -35,6 +35,16 @@ pub(crate) struct Place {
     of: Arc<Ahead>,
     number: u64,
     wanted: CancellationToken,
+}
+
+/// What the next computer of a sandbox with these limits takes while it stands still.
+fn amount_of(limits: &Limits) -> Amount {
+    Amount {
+        sandboxes: 1,
+        cpus: 0,
+        memory_mib: MEMORY_MIB.min(limits.memory_mib().into()),
+        disk_mib: DISK_MIB.min(limits.disk_mib().into()),
+    }
 }
 
 impl Ahead {
@@ -49,34 +59,37 @@ impl Ahead {
 
     /// A place for who was paused just now. Where all are taken, who has had one for longest is to give it up; `None` if
     /// there are none at all.
-    pub(crate) fn place(self: &Arc<Self>) -> Option<Place> {
+    pub(crate) fn place(self: &Arc<Self>, limits: &Limits) -> Option<Place> {
         if self.max == 0 {
             return None;
         }
         let mut taken = self.taken();
         let surplus = (taken.places.len() + 1).saturating_sub(self.max);
-        taken.places.values().take(surplus).for_each(CancellationToken::cancel);
+        taken.places.values().take(surplus).for_each(|(wanted, _)| wanted.cancel());
         let (number, wanted) = (taken.next, CancellationToken::new());
         taken.next += 1;
-        taken.places.insert(number, wanted.clone());
+        taken.places.insert(number, (wanted.clone(), amount_of(limits)));
         Some(Place { of: Arc::clone(self), number, wanted })
     }
 
-    /// Makes all give up their places, and waits until they have. `false` if nobody had one, or somebody keeps it.
-    pub(crate) async fn make_room(&self) -> bool {
-        let numbers: Vec<u64> = {
-            let taken = self.taken();
-            taken.places.values().for_each(CancellationToken::cancel);
-            taken.places.keys().copied().collect()
-        };
-        let deadline = Instant::now() + PATIENCE;
-        while numbers.iter().any(|number| self.taken().places.contains_key(number)) {
-            if Instant::now() >= deadline {
-                return false;
+    /// What those take that are being given up, and the others with what each takes, oldest first.
+    pub(crate) fn amounts(&self) -> (Amount, Vec<(u64, Amount)>) {
+        let (mut going, mut standing) = (Amount::default(), Vec::new());
+        for (number, (wanted, amount)) in &self.taken().places {
+            if wanted.is_cancelled() {
+                going = going.and(*amount);
+            } else {
+                standing.push((*number, *amount));
             }
-            sleep(CHECK).await;
         }
-        !numbers.is_empty()
+        (going, standing)
+    }
+
+    /// Makes one give up its place, as soon as it can.
+    pub(crate) fn give_up(&self, number: u64) {
+        if let Some((wanted, _)) = self.taken().places.get(&number) {
+            wanted.cancel();
+        }
     }
 }
 
@@ -99,28 +112,37 @@ mod tests {
 
     #[tokio::test]
     async fn who_comes_last_has_one() {
-        let ahead = Arc::new(Ahead::new(2));
-        let [first, second] = [(); 2].map(|()| ahead.place().unwrap());
+        let (ahead, limits) = (Arc::new(Ahead::new(2)), Limits::default());
+        let place = || ahead.place(&limits).unwrap();
+        let [first, second] = [(); 2].map(|()| place());
         assert!(!first.wanted.is_cancelled() && !second.wanted.is_cancelled());
-        let third = ahead.place().unwrap();
+        let third = place();
         first.wanted().await;
         assert!(!second.wanted.is_cancelled() && !third.wanted.is_cancelled());
         drop((first, third));
-        let fourth = ahead.place().unwrap();
+        let fourth = place();
         assert!(!second.wanted.is_cancelled() && !fourth.wanted.is_cancelled());
-        assert!(Arc::new(Ahead::new(0)).place().is_none());
+        assert!(Arc::new(Ahead::new(0)).place(&limits).is_none());
     }
 
     #[tokio::test]
-    async fn all_are_given_up_where_there_is_no_room() {
-        let ahead = Arc::new(Ahead::new(2));
-        assert!(!ahead.make_room().await, "nobody has one");
-        let kept = ahead.place().unwrap();
-        let gives_up = async move {
-            kept.wanted().await;
-            drop(kept);
-        };
-        let (room, ()) = tokio::join!(ahead.make_room(), gives_up);
-        assert!(room);
+    async fn what_is_given_up_counts_until_it_is_gone() {
+        let (ahead, limits) = (Arc::new(Ahead::new(2)), Limits::default());
+        let one = amount_of(&limits);
+        assert_eq!(ahead.amounts(), (Amount::default(), Vec::new()));
+        let [first, second] = [(); 2].map(|()| ahead.place(&limits).unwrap());
+        let (going, standing) = ahead.amounts();
+        assert_eq!(
+            (going, standing.iter().map(|(_, amount)| *amount).collect()),
+            (Amount::default(), vec![one; 2])
+        );
+        ahead.give_up(standing[0].0);
+        first.wanted().await;
+        assert_eq!(ahead.amounts(), (one, vec![standing[1]]));
+        drop(first);
+        assert_eq!(ahead.amounts(), (Amount::default(), vec![standing[1]]));
+        drop(second);
+        ahead.give_up(standing[1].0);
+        assert_eq!(ahead.amounts(), (Amount::default(), Vec::new()));
     }
 }

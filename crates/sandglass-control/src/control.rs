@@ -40,7 +40,7 @@ use crate::egress::Egress;
 use crate::kept::Kept;
 use crate::live::Live;
 use crate::metrics::{Now, Probes, STORE_FAILURES};
-use crate::owner::{ASKED, Begin, Handle};
+use crate::owner::{ASKED, Begin, Handle, Origin};
 use crate::reconcile::{self, Repair};
 use crate::request::{BUILD_LABEL, CreateSandbox, check_env_together, check_timeout, idle_window};
 use crate::shared::Shared;
@@ -326,6 +326,7 @@ impl Control {
             return Err(admission::no_connection(shared.config.budgets.connections));
         }
         // One that is dropped on the way has no owner, and so is removed.
+        let pooled = matches!(model.origin, Origin::Template(..));
         let mut unused = self.take_unused(&mut model);
         let now = shared.clock.now();
         let id = unused.as_ref().map_or_else(SandboxId::random, |entry| entry.claim.id().clone());
@@ -370,6 +371,7 @@ impl Control {
             shared.pools.put(entry);
         }
         match inserted? {
+            Created::Inserted if pooled => shared.pools.asked(&new.template, unused.is_some()),
             Created::Inserted => {}
             refused => return self.not_inserted(team, refused).await,
         }

@@ -23,6 +23,7 @@ mod owner;
 mod pools;
 pub mod reconcile;
 pub mod request;
+mod room;
 mod shared;
 mod stale;
 pub mod template;

@@ -3,23 +3,21 @@
 //!
 //! An entry has an id of its own and no row: it is this process's, which holds the right to own it. What a dead server left
 //! of entries is on the machine without a row, so the next one removes it. It stands still, has no token and no route, and is
-//! given up as soon as somebody who asks needs its room.
+//! given up as soon as somebody who asks needs its room ([`crate::room`]).
 
 mod plan;
-mod room;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use sandglass_types::budget::{Amount, admit};
+use sandglass_types::budget::Amount;
 use sandglass_types::error::Chain;
-use sandglass_types::{Error, Limits, SandboxId, SnapshotId};
-use tokio::sync::Notify;
-use tokio::time::Instant;
+use sandglass_types::{Limits, SandboxId, SnapshotId};
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::{Instant, sleep};
 
 pub(crate) use self::plan::{Wanted, plan, until_calm};
-pub(crate) use self::room::in_use;
 use crate::images::Lease;
 use crate::shared::{Claim, Shared};
 
@@ -28,7 +26,13 @@ use self::plan::Demand;
 /// How long a template is left alone of which no copy could be made, and all of them are where the machine lacks something.
 const FAILED: Duration = Duration::from_secs(10);
 
-/// One that is ready.
+/// The wait after one could not be removed.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// How many are removed at one time.
+const AT_ONCE: usize = 4;
+
+/// One that is ready, or is being made.
 pub(crate) struct Entry {
     /// The right to own it, with its id.
     pub(crate) claim: Claim,
@@ -41,13 +45,28 @@ impl Entry {
     fn id(&self) -> &SandboxId {
         self.claim.id()
     }
+
+    fn amount(&self) -> Amount {
+        Amount::of(&self.limits)
+    }
+}
+
+/// All that takes room.
+#[derive(Default)]
+struct Entries {
+    /// The one that is being made, or was given up half made.
+    making: Option<Entry>,
+    /// Oldest first.
+    ready: Vec<Entry>,
+    /// What those take that are being removed, until nothing of them is left.
+    ending: BTreeMap<SandboxId, Amount>,
 }
 
 /// All that are ready, and how many are wanted.
-#[derive(Default)]
 pub(crate) struct Pools {
-    /// Oldest first.
-    entries: Mutex<Vec<Entry>>,
+    entries: Mutex<Entries>,
+    /// The places of those that are removed now.
+    removing: Semaphore,
     /// By template.
     demand: Mutex<BTreeMap<String, Demand>>,
     /// When somebody asked for one, first since the last was made, and last.
@@ -56,33 +75,45 @@ pub(crate) struct Pools {
     failed: Mutex<BTreeMap<SnapshotId, Instant>>,
     /// When they had to go because this machine lacked something.
     lacked: Mutex<Option<Instant>>,
-    /// The one that is being made, or was given up half made.
-    making: Mutex<Option<SandboxId>>,
     /// That there is something to do.
     pub(crate) changed: Notify,
 }
 
+impl Default for Pools {
+    fn default() -> Self {
+        Self {
+            entries: Mutex::default(),
+            removing: Semaphore::new(AT_ONCE),
+            demand: Mutex::default(),
+            asked: Mutex::default(),
+            failed: Mutex::default(),
+            lacked: Mutex::default(),
+            changed: Notify::new(),
+        }
+    }
+}
+
 impl Pools {
-    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
+    fn entries(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An unused copy of this image, for one who asked for the template.
-    pub(crate) fn take(&self, template: &str, image: &SnapshotId) -> Option<Entry> {
-        let entry = {
-            let mut entries = self.entries();
-            let found = entries.iter().position(|entry| entry.lease.id() == image);
-            found.map(|at| entries.remove(at))
-        };
+    /// An unused copy of this image.
+    pub(crate) fn take(&self, image: &SnapshotId) -> Option<Entry> {
+        let mut entries = self.entries();
+        let found = entries.ready.iter().position(|entry| entry.lease.id() == image);
+        found.map(|at| entries.ready.remove(at))
+    }
+
+    /// Somebody asked for a copy of this template and gets one, which was `found` here or is made now.
+    pub(crate) fn asked(&self, template: &str, found: bool) {
         let mut demand = self.demand.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(demand) = demand.get_mut(template) {
-            let now = Instant::now();
-            demand.asked(entry.is_some(), now);
-            let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-            *asked = Some((asked.map_or(now, |(first, _)| first), now));
-            self.changed.notify_one();
-        }
-        entry
+        let Some(demand) = demand.get_mut(template) else { return };
+        let now = Instant::now();
+        demand.asked(found, now);
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        *asked = Some((asked.map_or(now, |(first, _)| first), now));
+        self.changed.notify_one();
     }
 
     /// How long it takes until the next may be made: not while many ask, unless that goes on for long.
@@ -100,24 +131,32 @@ impl Pools {
         wait
     }
 
-    /// Puts one back that is unused after all, or adds a new one.
+    /// Puts one back that is unused after all.
     pub(crate) fn put(&self, entry: Entry) {
-        self.entries().push(entry);
+        self.entries().ready.push(entry);
         self.changed.notify_one();
     }
 
-    /// The one that is being made, or was given up half made.
-    pub(crate) fn making(&self) -> Option<SandboxId> {
-        self.making.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// This one is about to be made, and takes room from now on.
+    pub(crate) fn begin(&self, entry: Entry) {
+        self.entries().making = Some(entry);
     }
 
-    pub(crate) fn set_making(&self, id: Option<SandboxId>) {
-        *self.making.lock().unwrap_or_else(PoisonError::into_inner) = id;
+    /// It is not: nothing of it was made yet.
+    pub(crate) fn refrain(&self) {
+        self.entries().making = None;
+    }
+
+    /// The one that was being made is ready.
+    pub(crate) fn made(&self) {
+        let mut entries = self.entries();
+        let made = entries.making.take();
+        entries.ready.extend(made);
     }
 
     /// Which copies there are, of which image.
     pub(crate) fn ready(&self) -> Vec<(SandboxId, SnapshotId)> {
-        self.entries().iter().map(|entry| (entry.id().clone(), entry.lease.id().clone())).collect()
+        self.entries().ready.iter().map(|entry| (entry.id().clone(), entry.lease.id().clone())).collect()
     }
 
     /// None could be made of this image.
@@ -133,6 +172,11 @@ impl Pools {
         failed.get(image).is_none_or(|at| at.elapsed() >= FAILED)
     }
 
+    /// This machine lacks something: it is a while until the next is made.
+    pub(crate) fn lacked(&self) {
+        *self.lacked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
     /// How many a template should have of which the operator wants `size`, now.
     pub(crate) fn target(&self, template: &str, size: u32) -> u32 {
         let mut demand = self.demand.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,57 +184,57 @@ impl Pools {
         demand.entry(template.to_owned()).or_insert_with(|| Demand::new(now)).target(size, now)
     }
 
-    /// Ends one, unless it was taken meanwhile. One that can't be ended has no owner any more, so the reconciler ends it.
-    pub(crate) async fn give_up(&self, shared: &Shared, id: &SandboxId) {
-        let entry = {
-            let mut entries = self.entries();
-            let found = entries.iter().position(|entry| entry.id() == id);
-            found.map(|at| entries.remove(at))
-        };
-        if let Some(entry) = entry
-            && let Err(error) = shared.host.destroy(entry.id()).await
-        {
+    /// What those take that are being made or removed, and those that are ready with what each takes, newest first.
+    pub(crate) fn amounts(&self) -> (Amount, Vec<(SandboxId, Amount)>) {
+        let entries = self.entries();
+        let making = entries.making.iter().map(Entry::amount);
+        let passing = entries.ending.values().copied().chain(making).fold(Amount::default(), Amount::and);
+        let ready = entries.ready.iter().rev().map(|entry| (entry.id().clone(), entry.amount()));
+        (passing, ready.collect())
+    }
+
+    /// Begins to end one, unless it was taken meanwhile.
+    pub(crate) fn give_up(&self, shared: &Arc<Shared>, id: &SandboxId) {
+        let mut entries = self.entries();
+        let found = entries.ready.iter().position(|entry| entry.id() == id);
+        let entry = found.map(|at| entries.ready.remove(at));
+        end(shared, &mut entries, entry);
+    }
+
+    /// The same of the one that was being made, and can't be.
+    pub(crate) fn give_up_making(&self, shared: &Arc<Shared>) {
+        let mut entries = self.entries();
+        let making = entries.making.take();
+        end(shared, &mut entries, making);
+    }
+
+    /// The same of all.
+    pub(crate) fn give_up_all(&self, shared: &Arc<Shared>) {
+        self.give_up_making(shared);
+        for (id, _) in self.ready() {
+            self.give_up(shared, &id);
+        }
+    }
+}
+
+/// Removes one, however often that takes; it takes room until then.
+fn end(shared: &Arc<Shared>, entries: &mut Entries, entry: Option<Entry>) {
+    let Some(entry) = entry else { return };
+    entries.ending.insert(entry.id().clone(), entry.amount());
+    let of = Arc::clone(shared);
+    shared.tasks.spawn(async move {
+        let id = entry.id();
+        loop {
+            let place = of.pools.removing.acquire().await;
+            let Err(error) = of.host.destroy(id).await else { break };
+            drop(place);
             tracing::error!(sandbox = %id, error = %Chain(&error), "an unused sandbox could not be removed yet");
-        }
-    }
-
-    /// Ends all of them, because this machine lacks something. `false` if there was none. It is a while until the next is made.
-    pub(crate) async fn make_room(&self, shared: &Shared) -> bool {
-        *self.lacked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-        self.give_up_all(shared).await
-    }
-
-    /// Ends all of them. `false` if there was none.
-    pub(crate) async fn give_up_all(&self, shared: &Shared) -> bool {
-        let all = self.ready();
-        for (id, _) in &all {
-            self.give_up(shared, id).await;
-        }
-        !all.is_empty()
-    }
-
-    /// Ends as many as it takes that what there are rows for has room: entries have none, and come after all that has.
-    pub(crate) async fn yield_room(&self, shared: &Shared) -> Result<(), Error> {
-        while let Some((newest, amount)) = self.all_together() {
-            let capacity = &shared.config.budgets.capacity;
-            if admit(capacity, &in_use(shared).await?, &amount).is_ok() {
+            // The next server removes what has no row.
+            if of.stop.run_until_cancelled(sleep(AGAIN)).await.is_none() {
                 break;
             }
-            tracing::info!(sandbox = %newest, "an unused sandbox makes room");
-            self.give_up(shared, &newest).await;
         }
-        Ok(())
-    }
-
-    /// The newest, and what all of them are promised.
-    fn all_together(&self) -> Option<(SandboxId, Amount)> {
-        let entries = self.entries();
-        let amount = entries.iter().fold(Amount::default(), |sum, entry| sum.and(Amount::of(&entry.limits)));
-        Some((entries.last()?.id().clone(), amount))
-    }
-
-    /// What all of them are promised.
-    pub(crate) fn amount(&self) -> Amount {
-        self.all_together().map_or_else(Amount::default, |(_, amount)| amount)
-    }
+        of.pools.entries().ending.remove(id);
+        of.pools.changed.notify_one();
+    });
 }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use sandglass_engine::engine::{Feature, Presence};
 use sandglass_store::{ImageState, Purpose, SandboxRow, StartPath};
-use sandglass_types::budget::{Amount, admit};
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, Lifetime, PauseMode, SandboxId, SandboxState};
 use tokio::time::sleep;
@@ -14,7 +13,8 @@ use super::snapshots::{Model, next};
 use super::stored;
 use super::templates::RunningImage;
 use crate::owner::{self, Origin};
-use crate::pools::{Entry, Wanted, in_use, plan};
+use crate::pools::{Entry, Wanted, plan};
+use crate::room;
 
 /// The most unused copies of one template that may be wanted.
 pub const MAX_POOL: u32 = 256;
@@ -28,7 +28,7 @@ const STEP_PATIENCE: Duration = Duration::from_secs(5);
 /// The wait after something failed.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// How long an entry stays without a server that could use it.
+/// How old an entry is when the watchdog ends it where no server could use it. A server ends none for its age.
 const ALONE: Duration = Duration::from_secs(600);
 
 /// What follows a step.
@@ -43,7 +43,7 @@ impl Control {
     /// An unused copy for one who asks for what this model gives, if one is ready. The model is then what becomes of that.
     pub(super) fn take_unused(&self, model: &mut Model) -> Option<Entry> {
         let Origin::Template(lease, spec) = &model.origin else { return None };
-        let entry = self.0.pools.take(&model.template, lease.id())?;
+        let entry = self.0.pools.take(lease.id())?;
         let (lease, spec) = (lease.clone(), spec.clone());
         // It was told once already who it is, when it was made.
         model.generation = next(model.generation);
@@ -85,12 +85,7 @@ impl Control {
             }
         }
         // Nobody could use them any more, nor what a step was at.
-        shared.pools.give_up_all(shared).await;
-        if let Some(id) = shared.pools.making()
-            && let Err(error) = shared.host.destroy(&id).await
-        {
-            tracing::warn!(sandbox = %id, error = %Chain(&error), "a half-made sandbox of a pool is left");
-        }
+        shared.pools.give_up_all(shared);
     }
 
     /// One step, and when the next one is due if nothing happens before.
@@ -109,6 +104,8 @@ impl Control {
                 _ => None,
             })
             .collect();
+        // What has a row by now comes first.
+        room::yield_room(shared, Default::default()).await?;
         let ready = shared.pools.ready();
         if !ready.is_empty() {
             let there = shared.host.list().await?;
@@ -117,11 +114,11 @@ impl Control {
             };
             for (id, _) in ready.iter().filter(|(id, _)| !lives(id)) {
                 tracing::warn!(sandbox = %id, "an unused sandbox has ended");
-                shared.pools.give_up(shared, id).await;
+                shared.pools.give_up(shared, id);
             }
         }
         for id in plan(&wanted, &shared.pools.ready()).give_up {
-            shared.pools.give_up(shared, &id).await;
+            shared.pools.give_up(shared, &id);
         }
         let able: Vec<_> =
             wanted.into_iter().filter(|wanted| shared.pools.can_be_filled(&wanted.image)).collect();
@@ -131,13 +128,8 @@ impl Control {
             return Ok(Next::In(pause));
         }
         let Some(image) = self.running_image(&template).await? else { return Ok(Next::In(LOOK_EVERY)) };
-        // All that has a row comes first, and what is ready already counts as well.
-        let taken = in_use(shared).await?.and(shared.pools.amount());
-        if admit(&shared.config.budgets.capacity, &taken, &Amount::of(&image.row.limits)).is_err() {
-            return Ok(Next::In(LOOK_EVERY));
-        }
         let of = image.row.id.clone();
-        self.add_entry(image).await.inspect_err(|error| {
+        let added = self.add_entry(image).await.inspect_err(|error| {
             if !shared.stop.is_cancelled() {
                 // Others are filled meanwhile.
                 shared.pools.failed(&of);
@@ -146,14 +138,14 @@ impl Control {
                 }
             }
         })?;
-        Ok(Next::Another)
+        Ok(if added { Next::Another } else { Next::In(LOOK_EVERY) })
     }
 
-    /// Makes a copy, and puts it into its pool. What can't be made to the end is removed.
-    async fn add_entry(&self, image: RunningImage) -> Result<(), Error> {
+    /// Makes a copy, and puts it into its pool. What can't be made to the end is removed. `false` if there is no room for it.
+    async fn add_entry(&self, image: RunningImage) -> Result<bool, Error> {
         let shared = &self.0;
         let RunningImage { row: of, lease, .. } = image;
-        let Some(claim) = shared.claim(&SandboxId::random()) else { return Ok(()) };
+        let Some(claim) = shared.claim(&SandboxId::random()) else { return Ok(false) };
         let now = shared.clock.now();
         // What the copy is until somebody takes it. It is never stored.
         let row = SandboxRow {
@@ -183,17 +175,21 @@ impl Control {
             ended_at: None,
             end_reason: None,
         };
-        shared.pools.set_making(Some(row.id.clone()));
-        match owner::make_unused(shared, &row, lease.clone()).await {
+        // It takes room from before it is looked whether there is any: whoever asks meanwhile comes first, and sees it.
+        shared.pools.begin(Entry { claim, lease: lease.clone(), limits: row.limits });
+        let enough = room::is_enough(shared).await;
+        if !matches!(enough, Ok(true)) {
+            shared.pools.refrain();
+            return enough;
+        }
+        match owner::make_unused(shared, &row, lease).await {
             Ok(()) => {
-                shared.pools.set_making(None);
                 tracing::debug!(sandbox = %row.id, template = row.template, "an unused sandbox is ready");
-                shared.pools.put(Entry { claim, lease, limits: row.limits });
-                Ok(())
+                shared.pools.made();
+                Ok(true)
             }
             Err(error) => {
-                shared.host.destroy(&row.id).await?;
-                shared.pools.set_making(None);
+                shared.pools.give_up_making(shared);
                 Err(error)
             }
         }

@@ -14,8 +14,9 @@ use sandglass_types::{Error, PauseMode, SandboxId};
 
 use super::Owner;
 use crate::ahead::Place;
+use crate::room;
 
-/// How long it stays without a server that could use it.
+/// How old it is when the watchdog ends it where no server could use it. A server ends none for its age.
 const ALONE: Duration = Duration::from_secs(600);
 
 type Making = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
@@ -38,13 +39,17 @@ pub(super) enum Fate {
 }
 
 impl Owner<'_> {
-    /// Begins to make it, if this one is among those that have one.
-    pub(super) fn prepare(&self) -> Option<Successor> {
+    /// Begins to make it, if this one is among those that have one, and there is room for it.
+    pub(super) async fn prepare(&self) -> Option<Successor> {
         let shared = &self.shared;
         if self.row.pause_mode != PauseMode::Full || shared.engine.refuses(Feature::PrepareRestore) {
             return None;
         }
-        let place = shared.ahead.place()?;
+        // It takes room from here on, so that of several none is overlooked.
+        let place = shared.ahead.place(&self.row.limits)?;
+        if !room::is_enough(shared).await.unwrap_or(false) {
+            return None;
+        }
         let after_millis = u64::try_from(ALONE.as_millis()).unwrap_or(u64::MAX);
         let deadline = Some(Deadline { at: shared.clock.now().plus(ALONE), after_millis });
         let (id, rootfs, limits) = (self.row.id.clone(), self.row.rootfs, self.row.limits);

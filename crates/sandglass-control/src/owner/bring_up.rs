@@ -8,6 +8,7 @@ use sandglass_engine::engine::Pace;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_engine::{Exit, SandboxSpec};
 use sandglass_store::{SandboxRow, StartPath, TemplateSpec};
+use sandglass_types::budget::Amount;
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, OnTimeout, PauseMode, ResumeMode, SandboxId, Timestamp};
 use tokio::time::{Instant, sleep};
@@ -19,6 +20,7 @@ use crate::agent::{self, Line};
 use crate::command;
 use crate::images::Lease;
 use crate::live::Live;
+use crate::room;
 use crate::shared::Shared;
 
 /// Where a sandbox that comes up is from.
@@ -152,18 +154,12 @@ pub(super) struct Means {
     pub(super) tasks: TaskTracker,
 }
 
-/// Gives up all that was only made ahead. `false` if there was nothing.
-async fn make_room(shared: &Shared) -> bool {
-    let (ahead, unused) = tokio::join!(shared.ahead.make_room(), shared.pools.make_room(shared));
-    ahead || unused
-}
-
 /// Makes its computer, if it has none.
 async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
     let Means { shared, row, ends, .. } = means;
     let (host, id, ends) = (&shared.host, &row.id, *ends);
     if !matches!(origin, Origin::Found | Origin::Unused(_) | Origin::Taken(..) | Origin::Still) {
-        shared.pools.yield_room(shared).await?;
+        room::yield_room(shared, Amount::default()).await?;
     }
     match origin {
         Origin::New => {
@@ -280,7 +276,7 @@ pub(super) async fn come_up(means: &Means, origin: Origin) -> Result<Arc<Live>, 
             if error.kind() == ErrorKind::Capacity
                 && !matches!(origin, Origin::Unused(_))
                 && !gone.is_cancelled()
-                && make_room(shared).await =>
+                && room::make_room(shared).await =>
         {
             tracing::info!(sandbox = %id, error = %Chain(&error), "made room for it");
             make(means, &origin).await?;

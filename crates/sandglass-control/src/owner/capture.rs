@@ -12,15 +12,18 @@ use sandglass_egress::enforcer::Enforcer;
 use sandglass_egress::policy::Policy;
 use sandglass_egress::remembered::Remembered;
 use sandglass_engine::Keep;
-use sandglass_engine::host::{Host, HostError, RefusalKind};
+use sandglass_engine::host::{HostError, RefusalKind};
 use sandglass_store::SandboxRow;
+use sandglass_types::budget::Amount;
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, Generation, PauseMode, SandboxState, SnapshotId};
 use tracing::Instrument as _;
 
-use super::pause::{Ended, unwritten};
+use super::pause::{Ended, written};
 use super::{Owner, Request};
 use crate::live::Live;
+use crate::room;
+use crate::shared::Shared;
 
 /// What came of it.
 #[derive(Debug)]
@@ -65,7 +68,7 @@ impl Owner<'_> {
         }
         self.stopped = true;
         let writing =
-            write_copy(self.shared.host.clone(), Arc::clone(live), self.enforcer.clone(), image.clone());
+            write_copy(Arc::clone(&self.shared), Arc::clone(live), self.enforcer.clone(), image.clone());
         let mut writing = std::pin::pin!(writing);
         // Who asks for more time meanwhile gets it, also if it is up once this is done: nobody could have ended it.
         let (mut ended, mut moves) = (None, Vec::new());
@@ -123,24 +126,26 @@ impl Owner<'_> {
 }
 
 async fn write_copy(
-    host: Host,
+    shared: Arc<Shared>,
     live: Arc<Live>,
     enforcer: Option<Arc<Enforcer>>,
     image: SnapshotId,
 ) -> Result<Captured, Error> {
-    let id = live.id();
+    let (host, id, image) = (&shared.host, live.id(), image.image());
+    // Its row was admitted.
+    room::yield_room(&shared, Amount::default()).await?;
     sandglass_failpoint::hit_async("control.snapshot.freeze").await.map_err(crate::injected)?;
     live.freeze(PauseMode::Full).await?;
     sandglass_failpoint::hit_async("control.snapshot.host").await.map_err(crate::injected)?;
     host.pause(id).await?;
     sandglass_failpoint::hit_async("control.snapshot.image").await.map_err(crate::injected)?;
-    let written = host.checkpoint(id, &image.image(), Keep::Unflushed).await;
+    let written = written(&shared, id, &image, Some(Keep::Unflushed)).await;
     // Also if it failed: it may have come as far as that. Before it runs on, so that nothing new is taken for old.
     live.sever();
     if let Some(enforcer) = &enforcer {
         enforcer.sever();
     }
-    let bytes = written.map_err(unwritten)?;
+    let bytes = written?;
     sandglass_failpoint::hit_async("control.snapshot.go_on").await.map_err(crate::injected)?;
     Ok(Captured { bytes, remembered: enforcer.map(|enforcer| enforcer.remembered()) })
 }

@@ -10,8 +10,9 @@ use std::time::Duration;
 use sandglass_engine::Keep;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_store::{Resume, Resumed};
+use sandglass_types::budget::Amount;
 use sandglass_types::error::Chain;
-use sandglass_types::{Error, ErrorKind, PauseMode, SandboxState};
+use sandglass_types::{Error, ErrorKind, Limits, PauseMode, SandboxId, SandboxState};
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, Span};
@@ -25,6 +26,8 @@ use crate::admission;
 use crate::control::{REMOVAL_CHECK, REMOVAL_PATIENCE};
 use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
+use crate::room;
+use crate::shared::Shared;
 
 /// Whom a resume is for, and from what.
 type Asker = (Span, Reply, Origin);
@@ -93,7 +96,7 @@ impl Owner<'_> {
         }
         // Who comes now finds it paused; who is there already waits, and goes on if it can't be.
         self.shared.live.remove(&self.row.id);
-        let writing = write_image(self.shared.host.clone(), Arc::clone(live), mode);
+        let writing = write_image(Arc::clone(&self.shared), Arc::clone(live), self.row.limits, mode);
         let (outcome, ended) = self.answer_during(writing, pausers).await;
         if ended.is_some() {
             return Ok(ended);
@@ -188,9 +191,14 @@ impl Owner<'_> {
         // Only of one that was paused just now: after a start there may be many that nobody will ask for.
         let mut to_prepare = self.row.state == SandboxState::Pausing;
         let mut successor: Option<Successor> = None;
+        // One that must go has its place until nothing of it is there any more.
+        let mut lost: Option<Successor> = None;
         loop {
             // What it used is free before anybody counts on that.
             removed = removed || self.destroy().await;
+            if removed {
+                drop(lost.take());
+            }
             match self.row.state {
                 SandboxState::Pausing if removed => {
                     let stored = self.settle(Event::Imaged, "its image is complete").await;
@@ -209,16 +217,14 @@ impl Owner<'_> {
             if at_rest {
                 answer(&mut pausers, Ok(()));
                 if std::mem::take(&mut to_prepare) {
-                    successor = self.prepare();
+                    successor = self.prepare().await;
                 }
             }
             let asked = tokio::select! {
                 asked = self.next_request() => asked,
                 fate = ahead::fate(&mut successor) => {
                     if fate == Fate::Lost {
-                        // The place is given back when nothing of it is there any more.
-                        removed = self.destroy().await;
-                        successor = None;
+                        (removed, lost) = (false, successor.take());
                     }
                     continue;
                 }
@@ -252,7 +258,7 @@ impl Owner<'_> {
                     let made = ahead::settled(&mut successor).await;
                     if made == Some(Fate::Lost) || made.is_some() && !matches!(origin, Origin::Image) {
                         removed = self.destroy().await;
-                        successor = None;
+                        lost = successor.take().filter(|_| !removed);
                     }
                     match self.begin_resume(timeout, why, removed).instrument(span.clone()).await {
                         Ok(()) => return Some((span, reply, origin)),
@@ -324,22 +330,60 @@ impl Owner<'_> {
     }
 }
 
-async fn write_image(host: Host, live: Arc<Live>, mode: PauseMode) -> Result<(), Error> {
-    let id = live.id();
+async fn write_image(
+    shared: Arc<Shared>,
+    live: Arc<Live>,
+    limits: Limits,
+    mode: PauseMode,
+) -> Result<(), Error> {
+    let (host, id) = (&shared.host, live.id());
+    // It comes on top of what the sandbox has now, until that is gone.
+    room::yield_room(&shared, Amount::of(&limits).as_image()).await?;
     sandglass_failpoint::hit_async("control.pause.freeze").await.map_err(crate::injected)?;
     live.freeze(mode).await?;
     sandglass_failpoint::hit_async("control.pause.host").await.map_err(crate::injected)?;
     host.pause(id).await?;
     sandglass_failpoint::hit_async("control.pause.image").await.map_err(crate::injected)?;
-    let written = match mode {
-        PauseMode::Full => host.checkpoint(id, id, Keep::Flushed).await.map(drop),
-        PauseMode::Filesystem => host.keep_disk(id, id).await,
+    let memory = match mode {
+        PauseMode::Full => Some(Keep::Flushed),
+        PauseMode::Filesystem => None,
     };
-    written.map_err(unwritten)
+    written(&shared, id, id, memory).await.map(drop)
+}
+
+/// Writes an image of what stands still, with its memory or without. Where this machine lacks something for it, what was made
+/// for nobody makes room first. Returns what it takes on the disk, in bytes, if it has the memory.
+pub(super) async fn written(
+    shared: &Arc<Shared>,
+    id: &SandboxId,
+    image: &SandboxId,
+    memory: Option<Keep>,
+) -> Result<u64, Error> {
+    match write(&shared.host, id, image, memory).await {
+        Err(error)
+            if matches!(error.refusal(), Some(RefusalKind::NoRoom(_))) && room::make_room(shared).await =>
+        {
+            tracing::info!(sandbox = %id, error = %Chain(&error), "made room for its image");
+            write(&shared.host, id, image, memory).await.map_err(unwritten)
+        }
+        written => written.map_err(unwritten),
+    }
+}
+
+async fn write(
+    host: &Host,
+    id: &SandboxId,
+    image: &SandboxId,
+    memory: Option<Keep>,
+) -> Result<u64, HostError> {
+    match memory {
+        Some(keep) => host.checkpoint(id, image, keep).await,
+        None => host.keep_disk(id, image).await.map(|()| 0),
+    }
 }
 
 /// Why no image could be written.
-pub(super) fn unwritten(error: HostError) -> Error {
+fn unwritten(error: HostError) -> Error {
     match &error {
         HostError::Refused { message, .. } if message.contains(DELETED) => {
             let message = "no image can be made of the sandbox as it is, and it runs on: a program has a file open that \

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use sandglass_engine::engine::Pace;
 use sandglass_store::SandboxRow;
-use sandglass_types::Error;
+use sandglass_types::{Error, ErrorKind, PauseMode};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 
 use super::bring_up::{Means, Origin, come_up};
 use crate::command;
 use crate::images::Lease;
+use crate::live::Live;
 use crate::shared::Shared;
 
 /// How long what served it while it was made may take to end.
@@ -34,7 +35,10 @@ pub(crate) async fn make_unused(shared: &Arc<Shared>, row: &SandboxRow, lease: L
     };
     let made = async {
         let live = come_up(&means, Origin::Unused(lease)).await?;
-        if shared.config.warm_up { command::warm_up(&live, row).await } else { Ok(()) }
+        if shared.config.warm_up {
+            command::warm_up(&live, row).await?;
+        }
+        stop_clock(&live).await
     }
     .await;
     // Whoever takes it has a session of its own.
@@ -45,4 +49,13 @@ pub(crate) async fn make_unused(shared: &Arc<Shared>, row: &SandboxRow, lease: L
     ended.map_err(|elapsed| Error::internal("what served an unused sandbox goes on", elapsed))?;
     sandglass_failpoint::hit_async("control.pool.still").await.map_err(crate::injected)?;
     Ok(shared.host.pace(&row.id, Pace::Still).await?)
+}
+
+/// Makes time limits of commands stand still with it. They go on when somebody's session begins.
+async fn stop_clock(live: &Live) -> Result<(), Error> {
+    match live.freeze(PauseMode::Full).await {
+        // It holds what no image could have; there will be none.
+        Err(error) if error.kind() == ErrorKind::Conflict => live.freeze(PauseMode::Filesystem).await,
+        frozen => frozen,
+    }
 }

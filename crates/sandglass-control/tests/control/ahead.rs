@@ -2,6 +2,7 @@
 
 use sandglass_engine::Engine as _;
 use sandglass_engine::engine::{EngineError, Lack, Presence};
+use sandglass_types::budget::Amount;
 use sandglass_types::{ErrorKind, PauseMode, ResumeMode, SandboxId, SandboxState};
 
 use crate::fixture::{HOUR, Server, World, eventually};
@@ -158,6 +159,45 @@ async fn it_is_given_up_where_somebody_else_needs_the_room() {
     }
     world.nothing_left().await;
     server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_counts_and_gives_way_to_who_is_admitted() {
+    for (loop_devices, stays) in [(1, false), (2, true)] {
+        let mut world = world(1);
+        world.budgets.capacity = Amount { sandboxes: loop_devices, ..Amount::UNBOUNDED };
+        let server = world.start().await.unwrap();
+        let id = server.create().await;
+        pause(&server, &id, PauseMode::Full).await;
+        made(&world, &id).await;
+        let other = server.create().await;
+        assert_eq!(presence(&world, &id).is_some(), stays);
+        for id in [id, other] {
+            server.kill(&id).await;
+        }
+        world.nothing_left().await;
+        server.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_room_for_it_none_is_made() {
+    // An image of one is 5 GiB; what is made ahead may take 256 MiB.
+    for (disk_mib, calls) in [((5 << 10) + 255, 0), ((5 << 10) + 256, 1)] {
+        let mut world = world(1);
+        world.budgets.capacity = Amount { disk_mib, ..Amount::UNBOUNDED };
+        let server = world.start().await.unwrap();
+        let id = server.create().await;
+        pause(&server, &id, PauseMode::Full).await;
+        if calls == 1 {
+            made(&world, &id).await;
+        }
+        resume(&server, &id, ResumeMode::Restore).await;
+        assert_eq!(world.trouble.calls("prepare_restore"), calls);
+        server.kill(&id).await;
+        world.nothing_left().await;
+        server.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use sandglass_engine::Engine as _;
+use sandglass_engine::engine::{EngineError, Lack};
 use sandglass_store::{CommandDefaults, SandboxRow, StartPath, TemplateSpec};
 use sandglass_types::budget::Amount;
-use sandglass_types::{Error, ErrorKind, SandboxState};
+use sandglass_types::{Error, ErrorKind, PauseMode, SandboxId, SandboxState};
 
 use crate::fixture::{HOUR, Server, World, eventually, request, written};
-use crate::scripted::Manner;
+use crate::scripted::{Manner, STOPPED};
 use crate::trouble::broken;
 
 /// A world in which the template `web` has a pool.
@@ -33,6 +34,7 @@ async fn keep(server: &Server) {
     let defaults = CommandDefaults { user: "zoe".into(), workdir: "/srv".into(), env: BTreeMap::new() };
     server.control.keep_as_template(server.team, &id, "web", spec, defaults).await.unwrap();
     server.kill(&id).await;
+    server.ended(&id).await;
 }
 
 async fn create(server: &Server) -> Result<SandboxRow, Error> {
@@ -159,6 +161,165 @@ async fn they_give_way_to_who_asks() {
         server.kill(id).await;
     }
     filled(&server, 2).await;
+    server.stop().await;
+    world.nothing_left().await;
+}
+
+/// The one that there is.
+fn only(world: &World) -> SandboxId {
+    let there = world.engine().list().unwrap();
+    assert_eq!(there.len(), 1, "{there:?}");
+    there[0].0.clone()
+}
+
+fn is_there(world: &World, id: &SandboxId) -> bool {
+    world.engine().list().unwrap().iter().any(|(one, _)| one == id)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn they_give_way_to_an_image_that_is_written() {
+    // An image of one is 5 GiB, and so is that of the template; one that runs is 4 GiB.
+    for (disk_gib, what) in [(15, "pause"), (15, "snapshot"), (19, "fork"), (40, "snapshot")] {
+        let mut world = world(1);
+        world.budgets.capacity = Amount { disk_mib: disk_gib << 10, ..Amount::UNBOUNDED };
+        let server = world.start().await.unwrap();
+        keep(&server).await;
+        filled(&server, 1).await;
+        let unused = only(&world);
+        let id = server.create().await;
+        assert!(is_there(&world, &unused), "there is room for both");
+        match what {
+            "pause" => server.control.pause(server.team, &id, PauseMode::Full).await.unwrap(),
+            "snapshot" => drop(server.control.snapshot(server.team, &id, None).await.unwrap()),
+            _ => drop(server.control.fork(server.team, &id, 1, HOUR).await.unwrap()),
+        }
+        assert_eq!(is_there(&world, &unused), disk_gib == 40, "{what} with {disk_gib} GiB");
+        server.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn they_make_room_where_the_machine_has_none_for_an_image() {
+    let world = world(2);
+    let server = world.start().await.unwrap();
+    keep(&server).await;
+    filled(&server, 2).await;
+    let id = server.create().await;
+    let full = || EngineError::NoRoom { lack: Lack::Disk, step: "write the image", source: "none".into() };
+    world.trouble.fail("checkpoint", [full()]);
+    server.control.snapshot(server.team, &id, None).await.unwrap();
+    assert_eq!(world.engine().list().unwrap().len(), 1, "the others have made room");
+    // Where there is nothing that could, it is refused.
+    world.trouble.fail("checkpoint", [full()]);
+    let refused = server.control.pause(server.team, &id, PauseMode::Full).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Capacity);
+    server.kill(&id).await;
+    server.stop().await;
+    world.nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_goes_has_its_room_until_it_is_gone() {
+    let mut world = world(1);
+    world.budgets.capacity = Amount { memory_mib: 1024, ..Amount::UNBOUNDED };
+    let server = world.start().await.unwrap();
+    keep(&server).await;
+    filled(&server, 1).await;
+    let (unused, made) = (only(&world), world.trouble.calls("create"));
+    // It is tried again until it is gone.
+    world.trouble.fail("destroy", [broken()]);
+    let (held, before) = (world.trouble.hold("destroy"), world.trouble.calls("destroy"));
+    let asked = server.create();
+    let ends = async {
+        eventually("it is to go", async || (world.trouble.calls("destroy") > before).then_some(())).await;
+        assert_eq!(ready(&server).await, 0);
+        assert_eq!(world.trouble.calls("create"), made, "it is still there");
+        drop(held);
+    };
+    let (id, ()) = tokio::join!(asked, ends);
+    assert!(!is_there(&world, &unused) && world.trouble.calls("destroy") > before + 1);
+    server.kill(&id).await;
+    server.stop().await;
+    world.nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_being_made_takes_room_too() {
+    let mut world = world(1);
+    world.budgets.capacity = Amount { memory_mib: 1024, ..Amount::UNBOUNDED };
+    let server = world.start().await.unwrap();
+    let (held, made) = (world.trouble.hold("restore"), world.trouble.calls("restore"));
+    keep(&server).await;
+    eventually("it is being made", async || (world.trouble.calls("restore") > made).then_some(())).await;
+    let before = world.trouble.calls("create");
+    let asked = server.create();
+    let ends = async {
+        // Both have rows by now, or are counted; the one that asks waits until the other is gone.
+        eventually("it is admitted", async || {
+            (server.in_state(SandboxState::Creating).await.len() == 1).then_some(())
+        })
+        .await;
+        assert_eq!(world.trouble.calls("create"), before, "there is no room for both");
+        drop(held);
+    };
+    let (id, ()) = tokio::join!(asked, ends);
+    assert_eq!(only(&world), id);
+    server.kill(&id).await;
+    server.stop().await;
+    world.nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_refused_makes_no_pool_grow() {
+    for refused in [true, false] {
+        let mut world = world(1);
+        world.budgets.quota = Amount { sandboxes: if refused { 1 } else { 4 }, ..Amount::UNBOUNDED };
+        let server = world.start().await.unwrap();
+        keep(&server).await;
+        filled(&server, 1).await;
+        create(&server).await.unwrap();
+        // The pool is empty while these come.
+        let held = world.trouble.hold("attach");
+        let asking: Vec<_> = (0..3)
+            .map(|_| {
+                let (control, team) = (server.control.clone(), server.team);
+                let request = sandglass_control::CreateSandbox { template: "web".into(), ..request(HOUR) };
+                tokio::spawn(async move { control.create(team, request).await })
+            })
+            .collect();
+        if refused {
+            for asked in asking {
+                assert_eq!(asked.await.unwrap().unwrap_err().kind(), ErrorKind::Quota);
+            }
+            drop(held);
+        } else {
+            drop(held);
+            for asked in asking {
+                asked.await.unwrap().unwrap();
+            }
+        }
+        filled(&server, if refused { 1 } else { 2 }).await;
+        for id in server.in_state(SandboxState::Running).await {
+            server.kill(&id).await;
+        }
+        server.create().await;
+        assert_eq!(ready(&server).await, if refused { 1 } else { 2 });
+        server.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn time_limits_stand_still_with_it() {
+    let world = world(1);
+    let server = world.start().await.unwrap();
+    keep(&server).await;
+    filled(&server, 1).await;
+    let stopped = world.home(&only(&world)).join(STOPPED);
+    assert!(stopped.exists(), "its agent's clock goes on");
+    let row = create(&server).await.unwrap();
+    assert_eq!((row.start_path, world.home(&row.id).join(STOPPED)), (StartPath::Pool, stopped.clone()));
+    assert!(!stopped.exists(), "its agent's clock does not go on");
+    server.kill(&row.id).await;
     server.stop().await;
     world.nothing_left().await;
 }

@@ -22,6 +22,9 @@ pub(crate) enum Manner {
     Stubborn,
 }
 
+/// The file in a home that is there while the agent's clock stands still.
+pub(crate) const STOPPED: &str = "stopped";
+
 /// The agents of a world.
 #[derive(Debug)]
 pub(crate) struct Agents {
@@ -93,17 +96,22 @@ impl Script for Agents {
         link.inbound.on_bytes(turn.input);
         while let Some(event) = now(session.next_event(), link, turn.output) {
             let answer = match event.unwrap() {
-                AgentEvent::Attached => FromAgent::Hello {
-                    revision: REVISION,
-                    agent_version: "script".into(),
-                    generation: self.generation(turn.memory),
-                },
+                AgentEvent::Attached => {
+                    let _was_moving = std::fs::remove_file(turn.home.join(STOPPED));
+                    FromAgent::Hello {
+                        revision: REVISION,
+                        agent_version: "script".into(),
+                        generation: self.generation(turn.memory),
+                    }
+                }
                 AgentEvent::Control(message) => {
                     if matches!(message, ToAgent::Freeze | ToAgent::FreezeDisk) {
                         now(session.hold(), link, turn.output).expect("all is sent").unwrap();
+                        std::fs::write(turn.home.join(STOPPED), []).unwrap();
                     }
                     if message == ToAgent::Thaw {
                         session.release();
+                        let _was_moving = std::fs::remove_file(turn.home.join(STOPPED));
                     }
                     self.answer(message, &mut turn)
                 }
