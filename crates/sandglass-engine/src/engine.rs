@@ -180,6 +180,16 @@ pub enum EngineError {
         /// What was asked.
         verb: &'static str,
     },
+    /// The memory in an image can be brought back only with what it was made with, and that is not here.
+    #[error("the memory in the image was made with {what} {had}, and this server has {has}")]
+    Mismatch {
+        /// What is another one.
+        what: &'static str,
+        /// Which one it was made with.
+        had: String,
+        /// Which one there is.
+        has: String,
+    },
     /// A step failed because the machine ran out of something.
     #[error("{step} failed, because this machine is out of {lack}")]
     NoRoom {
@@ -372,7 +382,7 @@ pub trait Engine: Send + Sync {
     /// taken; whatever fails then, nothing is left of it.
     ///
     /// # Errors
-    /// As [`Engine::create`], or [`EngineError::Unsupported`]. An image without memory does not match.
+    /// As [`Engine::create`], [`EngineError::Mismatch`], or [`EngineError::Unsupported`]. An image without memory does not match.
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError>;
 
     /// Makes all of a sandbox that can be made before [`Engine::restore`] of the same id and image brings the image back,

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use sandglass_control::{CreateSandbox, ListSnapshots};
-use sandglass_engine::Engine as _;
 use sandglass_engine::engine::{Feature, Presence};
+use sandglass_engine::{Engine as _, EngineError};
 use sandglass_store::{MadeFrom, SnapshotRow, Store as _};
 use sandglass_types::{
-    Clock as _, Digest, EndReason, Error, ErrorKind, PauseMode, Reference, ResumeMode, SandboxId, SandboxState,
+    Clock as _, Digest, EndReason, Error, ErrorKind, PauseMode, Reference, ResumeMode, SandboxId,
+    SandboxState,
 };
 
 use crate::fixture::{HOUR, KEPT, Server, World, eventually, request, written};
@@ -141,6 +142,35 @@ async fn a_request_that_is_sent_again_has_its_answer_without_what_that_was_made_
     for id in [id, first] {
         server.kill(&id).await;
     }
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_of_another_version_is_refused_with_that_and_the_files_are_there() {
+    let world = World::scripted(Manner::Obedient);
+    let server = world.start().await.unwrap();
+    let id = server.create().await;
+    let kept = snapshot(&server, &id).await.unwrap();
+    server.control.pause(server.team, &id, PauseMode::Full).await.unwrap();
+    let other = || EngineError::Mismatch { what: "runsc", had: "one".into(), has: "two".into() };
+    world.trouble.fail("restore", [other(), other()]);
+    let resumed = server.control.resume(server.team, &id, HOUR, ResumeMode::Restore).await.map(drop);
+    for error in [resumed.unwrap_err(), create_of(&server, &kept).await.map(drop).unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Conflict);
+        let text = error.to_string();
+        assert!(
+            ["runsc one", "has two", "\"memory\": false"].iter().all(|word| text.contains(word)),
+            "{text}"
+        );
+    }
+    eventually("it is paused again", async || {
+        (server.row(&id).await.state == SandboxState::Paused).then_some(())
+    })
+    .await;
+    server.control.resume(server.team, &id, HOUR, ResumeMode::Reboot).await.unwrap();
+    delete(&server, &kept).await.unwrap();
+    server.kill(&id).await;
     world.nothing_left().await;
     server.stop().await;
 }

@@ -96,6 +96,7 @@ impl Source {
             Some(Mismatch::Other(what)) => {
                 Err(step("match the image", format!("it was made with another {what}")))
             }
+            Some(Mismatch::Pinned(what, had, has)) => Err(EngineError::Mismatch { what, had, has }),
             Some(Mismatch::NoMemory) => Err(step("match the image", "it was made without memory")),
         }
     }
@@ -153,10 +154,12 @@ impl Image {
 }
 
 /// Why a sandbox can't be made from an image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Mismatch {
     /// It is another one of these.
     Other(&'static str),
+    /// Its memory was made with another one of these: that, where there is this.
+    Pinned(&'static str, String, String),
     /// It has no memory, which is wanted.
     NoMemory,
 }
@@ -176,9 +179,11 @@ fn mismatch(meta: &Meta, wanted: &Pinned, limits: Limits, memory: Memory) -> Opt
     } else if *has == Memory::Without {
         return Some(Mismatch::NoMemory);
     } else if pinned.agent != wanted.agent {
-        Some("agent")
+        let [had, has] = [pinned, wanted].map(|one| one.agent.to_string());
+        return Some(Mismatch::Pinned("the agent", had, has));
     } else if pinned.runsc != wanted.runsc {
-        Some("version of runsc")
+        let [had, has] = [pinned, wanted].map(|one| one.runsc.clone());
+        return Some(Mismatch::Pinned("runsc", had, has));
     } else {
         None
     };
@@ -306,13 +311,18 @@ mod tests {
         assert_eq!(compared(pinned(), With, Without), None, "a restart needs its disk alone");
         assert_eq!(compared(pinned(), Without, Without), None);
         assert_eq!(compared(pinned(), Without, With), Some(Mismatch::NoMemory));
+        let [had, has] = [other, pinned().agent].map(|agent| agent.to_string());
         let cases = [
-            (Pinned { rootfs: other, ..pinned() }, "root file system", true),
-            (Pinned { agent: other, ..pinned() }, "agent", false),
-            (Pinned { runsc: "2".into(), ..pinned() }, "version of runsc", false),
+            (Pinned { rootfs: other, ..pinned() }, Mismatch::Other("root file system"), true),
+            (Pinned { agent: other, ..pinned() }, Mismatch::Pinned("the agent", had, has), false),
+            (
+                Pinned { runsc: "2".into(), ..pinned() },
+                Mismatch::Pinned("runsc", "2".into(), "1".into()),
+                false,
+            ),
         ];
-        for (had, what, also_for_its_disk) in cases {
-            let expected = Some(Mismatch::Other(what));
+        for (had, expected, also_for_its_disk) in cases {
+            let expected = Some(expected);
             assert_eq!(compared(had.clone(), With, With), expected);
             assert_eq!(compared(had, Without, Without), expected.filter(|_| also_for_its_disk));
         }

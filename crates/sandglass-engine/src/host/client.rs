@@ -46,6 +46,13 @@ impl HostError {
 
 impl From<HostError> for Error {
     fn from(error: HostError) -> Self {
+        if let HostError::Refused { kind: RefusalKind::Mismatch, message } = &error {
+            let message = format!(
+                "{message}: run the server with that one again, or go without the memory: a paused sandbox is started anew \
+                 from its files where it is resumed with \"memory\": false; a snapshot has to be made again"
+            );
+            return Self::new(ErrorKind::Conflict, message).because(error);
+        }
         let (kind, message) = match error.refusal() {
             Some(RefusalKind::NoRoom(lack)) => {
                 let message = format!("this machine is out of {lack}: try again when there is room");

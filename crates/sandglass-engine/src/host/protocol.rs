@@ -204,6 +204,8 @@ pub enum RefusalKind {
     Exists,
     /// [`EngineError::WrongState`].
     WrongState,
+    /// [`EngineError::Mismatch`].
+    Mismatch,
     /// [`EngineError::NoRoom`].
     NoRoom(Lack),
     /// [`EngineError::Step`].
@@ -219,6 +221,7 @@ impl Answer {
             EngineError::NotFound(_) => RefusalKind::NotFound,
             EngineError::Exists(_) => RefusalKind::Exists,
             EngineError::WrongState { .. } => RefusalKind::WrongState,
+            EngineError::Mismatch { .. } => RefusalKind::Mismatch,
             EngineError::NoRoom { lack, .. } => RefusalKind::NoRoom(*lack),
             EngineError::Step { .. } => RefusalKind::Failed,
         };
