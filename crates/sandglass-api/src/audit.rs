@@ -7,8 +7,9 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use percent_encoding::percent_decode_str;
 use sandglass_store::{AuditEntry, Identity};
-use sandglass_types::{Clock as _, SandboxId, SystemClock};
+use sandglass_types::{Clock as _, SandboxId, SystemClock, UserName};
 use tracing::Instrument as _;
 use tracing::field::Empty;
 use uuid::Uuid;
@@ -29,9 +30,13 @@ const MAX_ANONYMOUS: u32 = 60;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Who(pub(crate) Arc<OnceLock<Identity>>);
 
-/// What a call made, for its row in the audit.
+/// What a call made, for the audit: a row for each.
 #[derive(Debug, Clone)]
-pub(crate) struct Made(pub(crate) SandboxId);
+pub(crate) struct Made(pub(crate) Vec<SandboxId>);
+
+/// What else there is to say of a call that succeeded, for the audit.
+#[derive(Debug, Clone)]
+pub(crate) struct Note(pub(crate) String);
 
 /// The id of a request: the client's own if it is plain, else a new one.
 pub(crate) fn request_id(headers: &HeaderMap) -> String {
@@ -92,7 +97,7 @@ pub(crate) async fn traced(State(state): State<ApiState>, mut request: Request, 
         Some(call) => {
             let going_on = async move {
                 let response = next.run(request).await;
-                if let Some(entry) = call.entry(&state.anonymous, &who, &response) {
+                for entry in call.entries(&state.anonymous, &who, &response) {
                     state.backend.audit(entry).await;
                 }
                 response
@@ -120,30 +125,40 @@ struct Call {
 }
 
 impl Call {
-    fn entry(self, anonymous: &Anonymous, who: &Who, response: &Response) -> Option<AuditEntry> {
+    /// One, or one for each that it made.
+    fn entries(self, anonymous: &Anonymous, who: &Who, response: &Response) -> Vec<AuditEntry> {
         let identity = who.0.get();
         if identity.is_none() && !anonymous.has_room(Instant::now()) {
-            return None;
+            return Vec::new();
         }
-        let made = response.extensions().get::<Made>().map(|Made(id)| id.to_string());
-        let refusal = response.extensions().get::<Refusal>();
-        Some(AuditEntry {
+        let refusal = response.extensions().get::<Refusal>().map(|Refusal(message)| message);
+        let note = response.extensions().get::<Note>().map(|Note(text)| text);
+        let entry = AuditEntry {
             at: SystemClock.now(),
             team: identity.map(|identity| identity.team),
             key: identity.map(|identity| identity.key),
             request: self.request,
             action: self.action,
-            target: made.or(self.target),
+            target: self.target,
             status: response.status().as_u16(),
-            detail: refusal.map(|Refusal(message)| message.clone()),
-        })
+            detail: refusal.or(note).cloned(),
+        };
+        let made = response.extensions().get::<Made>().map_or(&[][..], |Made(ids)| ids);
+        if made.is_empty() {
+            return vec![entry];
+        }
+        made.iter().map(|id| AuditEntry { target: Some(id.to_string()), ..entry.clone() }).collect()
     }
 }
 
-/// What a path names in the place of `{id}`, if it can be an id.
+/// What a path names in the place of `{id}`, if it can be an id, or of `{user}`, if it can be a user.
 fn target(route: &str, path: &str) -> Option<String> {
-    let place = route.split('/').position(|part| part == "{id}")?;
-    let id = path.split('/').nth(place)?;
+    let of = |name| path.split('/').nth(route.split('/').position(|part| part == name)?);
+    if let Some(user) = of("{user}") {
+        let user: UserName = percent_decode_str(user).decode_utf8().ok()?.parse().ok()?;
+        return Some(user.into());
+    }
+    let id = of("{id}")?;
     let plain = (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
     plain.then(|| id.to_owned())
 }
@@ -181,6 +196,9 @@ mod tests {
     fn the_target_is_what_stands_where_the_id_does() {
         assert_eq!(target("/sandboxes/{id}/network", "/sandboxes/abc/network").as_deref(), Some("abc"));
         assert_eq!(target("/v2/sandboxes", "/v2/sandboxes"), None);
+        let user = |path| target("/v1/assignments/{user}", path);
+        assert_eq!(user("/v1/assignments/z%C3%B6e%20b%2Fc").as_deref(), Some("z\u{f6}e b/c"));
+        assert_eq!((user("/v1/assignments/%FF"), user("/v1/assignments/%0a")), (None, None));
         assert_eq!(target("/sandboxes/{id}", "/sandboxes/%20"), None);
         assert_eq!(target("/sandboxes/{id}", &format!("/sandboxes/{}", "a".repeat(200))), None);
     }

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 pub use snapshot::{
-    Admitted, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotFilter, SnapshotKey, SnapshotName,
-    SnapshotPage, SnapshotRow,
+    Admitted, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotFilter, SnapshotKey,
+    SnapshotName, SnapshotPage, SnapshotRow,
 };
 pub use template::{CommandDefaults, StartPath, Started, TemplateSpec};
 
@@ -95,11 +95,11 @@ pub struct AuditEntry {
     pub request: String,
     /// What was asked for: method and route, 1 to 128 bytes.
     pub action: String,
-    /// What it was about, if that is known: an id, at most 128 bytes.
+    /// What it was about, if that is known: an id, or an application's user, at most 128 bytes.
     pub target: Option<String>,
     /// How it went, as a status of HTTP.
     pub status: u16,
-    /// Why not, if it was refused or failed. What is past [`MAX_DETAIL`] is cut off.
+    /// Why not, if it was refused or failed, or what else is to be said. What is past [`MAX_DETAIL`] is cut off.
     pub detail: Option<String>,
 }
 

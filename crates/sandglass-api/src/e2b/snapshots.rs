@@ -1,7 +1,7 @@
 //! Snapshots and forks.
 
 use axum::extract::{FromRequestParts, Path, RawQuery, State};
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use http::StatusCode;
 use http::request::Parts;
 use sandglass_control::{ListSnapshots, MAX_CHILDREN};
@@ -16,6 +16,7 @@ use super::create::positive_seconds;
 use super::list;
 use super::routes::{Named, sandbox_id};
 use super::wire::Sandbox;
+use crate::audit::{Made, Note};
 use crate::auth::Caller;
 use crate::body::{OptionalJson, Seconds};
 use crate::error::{ApiError, ErrorBody};
@@ -177,16 +178,21 @@ async fn fork(
     caller: Caller,
     Named(id): Named,
     OptionalJson(body): OptionalJson<Fork>,
-) -> Result<(StatusCode, axum::Json<Vec<ForkResult>>), ApiError> {
+) -> Result<Response, ApiError> {
     let lives = positive_seconds(body.timeout.unwrap_or(DEFAULT_FORK))?;
     let count =
         usize::try_from(body.count.unwrap_or(1)).ok().filter(|count| (1..=MAX_CHILDREN).contains(count));
     let count = count.ok_or_else(|| ApiError::invalid(format!("count must be 1 to {MAX_CHILDREN}")))?;
     let made = state.backend.fork(caller.0, &id, count, lives).await?;
     let domain = state.backend.domain();
+    let ids = made.iter().flatten().map(|row| row.id.clone()).collect();
     let result = |outcome| match outcome {
         Ok(row) => ForkResult { sandbox: Some(Sandbox::new(row, domain)), error: None },
         Err(error) => ForkResult { sandbox: None, error: Some(ApiError::from(error).into_body()) },
     };
-    Ok((StatusCode::CREATED, axum::Json(made.into_iter().map(result).collect())))
+    let results: Vec<_> = made.into_iter().map(result).collect();
+    let mut response = (StatusCode::CREATED, axum::Json(results)).into_response();
+    response.extensions_mut().insert(Made(ids));
+    response.extensions_mut().insert(Note(format!("copied from {id}")));
+    Ok(response)
 }

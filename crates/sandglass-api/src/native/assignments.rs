@@ -13,7 +13,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::SandboxView;
-use crate::audit::Made;
+use crate::audit::{Made, Note};
 use crate::auth::Caller;
 use crate::body::Json;
 use crate::e2b::create::{Face, NewSandbox};
@@ -87,13 +87,15 @@ async fn assign(
 ) -> Result<Response, ApiError> {
     let request = body.accept(Face::V2)?.into_request(None);
     let (row, came_by) = state.backend.assign(caller.0, &user, request).await?;
-    let (made, warning) = (Made(row.id.clone()), warning(&*state.backend, &row));
+    let (made, warning) = (Made(vec![row.id.clone()]), warning(&*state.backend, &row));
+    let note = Note(format!("{} for the user {user}", came_by.name()));
     let sandbox = SandboxView::new(row, &*state.backend);
     let status = if came_by == CameBy::Created { StatusCode::CREATED } else { StatusCode::OK };
     let view = AssignedView { user, came_by: came_by.name(), sandbox };
     let mut response = (status, axum::Json(view)).into_response();
     response.headers_mut().extend(warning);
     response.extensions_mut().insert(made);
+    response.extensions_mut().insert(note);
     Ok(response)
 }
 

@@ -2,7 +2,7 @@ use super::*;
 use axum::body::Body;
 use axum::extract::Request;
 use http::Method;
-use sandglass_types::Timestamp;
+use sandglass_types::{SandboxId, Timestamp};
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
@@ -157,6 +157,29 @@ async fn calls_that_change_something_are_audited_and_so_are_refused_ones() {
     assert_eq!((audit[2].key, audit[2].request.as_str()), (Some(other.key), "mine-1"));
     let secrets = format!("{audit:?}");
     assert!(!secrets.contains(KEY) && !secrets.contains(OTHER_KEY));
+}
+
+#[tokio::test]
+async fn each_copy_and_each_user_is_in_the_audit() {
+    let face = Face::new();
+    let id = face.create(r#"{"templateID":"base"}"#).await;
+    face.ask("POST", &format!("/sandboxes/{id}/fork"), r#"{"count":3}"#).await;
+    face.ask("PUT", "/v1/assignments/z%C3%B6e", r#"{"templateID":"base"}"#).await;
+    face.ask("DELETE", "/v1/assignments/z%C3%B6e", "").await;
+    let audit = face.fake.audit.lock().unwrap();
+    let copies = || audit.iter().filter(|row| row.action == "POST /sandboxes/{id}/fork");
+    // The third of them fails.
+    assert_eq!(copies().count(), 2);
+    let made =
+        |target: &Option<String>| target.as_ref().is_some_and(|target| target.parse::<SandboxId>().is_ok());
+    for copy in copies() {
+        assert!(made(&copy.target) && copy.target.as_deref() != Some(&*id), "{copy:?}");
+        assert_eq!(copy.detail, Some(format!("copied from {id}")));
+    }
+    let [.., assigned, released] = &audit[..] else { panic!("{audit:?}") };
+    assert!(made(&assigned.target), "{assigned:?}");
+    assert_eq!(assigned.detail.as_deref(), Some("created for the user z\u{f6}e"));
+    assert_eq!(released.target.as_deref(), Some("z\u{f6}e"));
 }
 
 #[tokio::test]
