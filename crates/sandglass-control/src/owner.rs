@@ -194,9 +194,12 @@ impl<'a> Owner<'a> {
                 None => Life::Ends,
             };
         }
+        let lives =
+            matches!(self.row.state, SandboxState::Creating | SandboxState::Running | SandboxState::Pausing);
         // Also the way of a half-made one that a crashed server left behind.
-        if matches!(self.row.state, SandboxState::Creating | SandboxState::Running | SandboxState::Pausing) {
+        if lives || event == Event::Kill {
             let why = reason.as_deref().unwrap_or(match (self.row.state, event) {
+                (_, Event::Kill) => "a template was being built in it when the server ended",
                 (SandboxState::Creating, _) => {
                     "its creation was interrupted: the server or its client went away"
                 }

@@ -7,6 +7,7 @@ use sandglass_store::{ImageState, Purpose, SandboxRow, SnapshotRow};
 use sandglass_types::{OnTimeout, SandboxId, SandboxState, Timestamp};
 
 use crate::lifecycle::Event;
+use crate::request::BUILD_LABEL;
 
 /// What brings one sandbox to what the store wants.
 #[derive(Debug, PartialEq, Eq)]
@@ -48,6 +49,10 @@ pub fn plan(
         match (row.state, presence) {
             (SandboxState::Ended, None) => None,
             (SandboxState::Ended, Some(_)) => Some(Repair::Destroy(row.id)),
+            // Who built a template in it was cut off when its server ended, or was that server.
+            (state, _) if state != SandboxState::Ending && row.metadata.contains_key(BUILD_LABEL) => {
+                Some(Repair::End(Box::new(row), Event::Kill))
+            }
             (SandboxState::Paused | SandboxState::Resuming, _) => Some(Repair::Rest(Box::new(row))),
             // All that it was is complete on the disk, whether its processes are gone yet or not: one that is to run on has
             // its image removed before.
@@ -203,6 +208,24 @@ pub(crate) mod tests {
             };
             let (none, now) = (BTreeSet::new(), Timestamp::from_millis(1000));
             assert_eq!(plan(&on_machine, &none, vec![pausing], &none, now), [expected]);
+        }
+    }
+
+    #[test]
+    fn what_a_template_was_being_built_in_ends_with_its_server() {
+        use Presence::{Paused, Running};
+        use SandboxState as S;
+        let none = BTreeSet::new();
+        for presence in [None, Some(Running), Some(Paused)] {
+            for state in [S::Creating, S::Running, S::Pausing, S::Paused, S::Resuming] {
+                let mut row = row(&SandboxId::random(), state);
+                row.metadata.insert(BUILD_LABEL.into(), "web".into());
+                let there: Vec<_> = presence.map(|presence| (row.id.clone(), presence)).into_iter().collect();
+                let planned =
+                    |owned| plan(&there, &none, vec![row.clone()], owned, Timestamp::from_millis(0));
+                assert_eq!(planned(&none), [Repair::End(Box::new(row.clone()), Event::Kill)]);
+                assert_eq!(planned(&BTreeSet::from([row.id.clone()])), [], "its server lives");
+            }
         }
     }
 

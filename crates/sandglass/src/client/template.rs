@@ -51,7 +51,7 @@ async fn build(remote: &cli::Remote, dir: &Path) -> anyhow::Result<ExitCode> {
     };
     if let Err(error) = api.kill(&sandbox.id).await {
         eprintln!(
-            "sandglass: the sandbox of the build, {}, could not be ended, and ends by itself within an hour: {error:#}",
+            "sandglass: the sandbox of the build, {}, could not be ended; the next start of the server ends it, or its time, within an hour: {error:#}",
             sandbox.id
         );
     }
