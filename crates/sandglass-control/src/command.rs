@@ -3,6 +3,7 @@
 
 mod stream;
 
+use std::pin::pin;
 use std::time::Duration;
 
 use data_encoding::BASE64;
@@ -31,14 +32,22 @@ const READY_PAUSE: Duration = Duration::from_millis(100);
 /// Where the output of what a template starts goes.
 const START_LOG: &str = "/var/log/template-start.log";
 
-/// Makes the log, which belongs to whoever the program runs as. What its base started has it open already, so it is not replaced.
-const MAKE_LOG: &str = r#"{ [ -e "$2" ] || install -m 600 /dev/null "$2"; } && chown "$1" "$2""#;
+/// The file that is there until what was started need not be watched any more.
+const WATCHED: &str = "/run/template-start";
 
-/// Starts what runs on, in a session of its own. It ends with the code of a program that ends at once and fails.
+/// Makes the log, which belongs to whoever the program runs as, and the file. What its base started has the log open already, so
+/// it is not replaced.
+const PREPARE: &str = r#"{ [ -e "$2" ] || install -m 600 /dev/null "$2"; } && chown "$1" "$2" && install -m 444 /dev/null "$3""#;
+
+/// Starts what runs on, in a session of its own, and watches it. It ends with the code of a program that ends and fails, and
+/// well otherwise: when the program has ended well, as one does that leaves others behind, or need not be watched any more.
 const START: &str = r#"
 setsid /bin/bash -l -c "$1" >>"$2" 2>&1 </dev/null &
 sleep 0.3
-kill -0 $! 2>/dev/null && exit 0
+while kill -0 $! 2>/dev/null; do
+    [ -e "$3" ] || exit 0
+    sleep 0.05
+done
 wait $! && exit 0
 code=$?
 tail -n 20 "$2"
@@ -48,21 +57,40 @@ exit $code
 /// Starts what a template starts, and waits until it is ready.
 ///
 /// # Errors
-/// [`ErrorKind::Conflict`] with the last lines of what failed.
+/// [`ErrorKind::Conflict`] with the last lines of what failed: of the command that says that it is ready, or of what was
+/// started, if that has failed by then.
 pub(crate) async fn begin(live: &Live, row: &SandboxRow, what: &Started) -> Result<(), Error> {
     let inside = Inside { live, row };
-    if let Some(start) = &what.start {
-        // The agent knows who is meant by nobody.
-        let who = inside.run("", &["/usr/bin/id", "-un"], SHORT).await?.expect("say who runs commands")?;
-        let make_log = ["/bin/sh", "-c", MAKE_LOG, "sh", who.trim(), START_LOG];
-        inside.run("root", &make_log, SHORT).await?.expect("make the log of its start command")?;
-        let started = inside.run("", &["/bin/sh", "-c", START, "sh", start, START_LOG], SHORT).await?;
-        started.expect("run its start command")?;
+    let patience = Duration::from_secs(what.ready_timeout.into());
+    let ready = async || match &what.ready {
+        Some(ready) => inside.wait_until_ready(ready, patience).await,
+        None => Ok(()),
+    };
+    let Some(start) = &what.start else { return ready().await };
+    // The agent knows who is meant by nobody.
+    let who = inside.run("", &["/usr/bin/id", "-un"], SHORT).await?.expect("say who runs commands")?;
+    let prepare = ["/bin/sh", "-c", PREPARE, "sh", who.trim(), START_LOG, WATCHED];
+    inside.run("root", &prepare, SHORT).await?.expect("make the log of its start command")?;
+    let watched = async {
+        let words = ["/bin/sh", "-c", START, "sh", start, START_LOG, WATCHED];
+        inside.run("", &words, patience + 2 * SHORT).await?.expect("run its start command").map(drop)
+    };
+    let until_ready = async {
+        ready().await?;
+        let done = inside.run("root", &["/bin/rm", "-f", WATCHED], SHORT).await?;
+        done.expect("say that it is ready").map(drop)
+    };
+    let (mut watched, mut until_ready) = (pin!(watched), pin!(until_ready));
+    tokio::select! {
+        ended = &mut watched => {
+            ended?;
+            until_ready.await
+        }
+        ready = &mut until_ready => {
+            ready?;
+            watched.await
+        }
     }
-    if let Some(ready) = &what.ready {
-        inside.wait_until_ready(ready, Duration::from_secs(what.ready_timeout.into())).await?;
-    }
-    Ok(())
 }
 
 /// Runs two login shells, so that what the first ones of a sandbox must read and make is there already.
