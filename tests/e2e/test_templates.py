@@ -206,6 +206,7 @@ def test_all_teams_make_sandboxes_of_it_and_operators_alone_build(server, built)
     [
         ({}, "echo almost; echo no >&2; exit 3", "setup.sh ended with exit code 3"),
         ({"start": "echo broken; exit 4"}, SETUP, "exit status 4"),
+        ({"start": "sleep 1; echo broken later; exit 7", "ready": "sleep 2"}, SETUP, "exit status 7; its last lines:\nbroken later"),
         ({"ready": "echo not yet; exit 5", "ready_timeout": 1}, SETUP, "not yet"),
         ({"user": "nobody-there"}, SETUP, "nobody-there"),
     ],
@@ -218,6 +219,17 @@ def test_a_build_that_fails_changes_nothing_and_leaves_nothing(server, tmp_path,
     assert said in failed.stderr, failed.stderr
     assert json.loads(server.cli("template", "show", "counter").stdout) == before
     until(lambda: no_sandbox(server) and images(server) == there, within=60, what="nothing is left")
+
+
+def test_what_leaves_others_behind_may_end_well(server, tmp_path):
+    definition = {"name": "daemon", "start": "setsid sleep 4321 & sleep 0.5", "ready": "sleep 1"}
+    build(server, folder(tmp_path / "daemon", definition, setup="true"))
+    copy, origin = create(server, "daemon")
+    assert origin == "template; path=restore"
+    assert copy.commands.run("pgrep -cx sleep || true").stdout.strip() == "1"
+    assert not copy.files.exists("/run/template-start")
+    copy.kill()
+    server.cli("template", "delete", "daemon")
 
 
 def test_a_new_one_replaces_the_old_one_and_its_sandboxes_live_on(server, tmp_path, built):
@@ -318,13 +330,12 @@ def test_a_server_that_dies_during_a_build_has_the_template_of_before(lone_serve
     server.kill()
     said = building.stderr.read()
     assert building.wait(60) == 1
+    assert "the next start of the server ends it" in said
     server.start()
     assert call(server, "GET", "/v1/templates/slow").status_code == 404
+    until(lambda: sandboxes(server) == [], within=60, what="the sandbox of the build to end")
     assert images(server) == []
-    # It lives on, as every sandbox does, until somebody ends it or its time is up; whoever built knows which it is.
-    (left,) = sandboxes(server)
-    assert left in said and "ends by itself" in said
-    Sandbox.kill(left, **server.opts)
+    server.assert_nothing_left()
 
 
 def test_a_sandbox_of_something_else_becomes_no_template(server, tmp_path):
@@ -433,8 +444,8 @@ def test_killed_while_it_is_written_it_is_as_it_was(lone_server, tmp_path, point
     until(lambda: images(server) == [before["image"]["id"]], within=60, what="what was half written is gone")
     copy, origin = create(server, "counter")
     assert origin == "template; path=restore"
-    for sandbox in sandboxes(server):
-        Sandbox.kill(sandbox, **server.opts)
+    copy.kill()
+    until(lambda: sandboxes(server) == [], within=60, what="no sandbox")
     server.cli("template", "delete", "counter")
 
 

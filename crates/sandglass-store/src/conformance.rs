@@ -42,7 +42,8 @@ macro_rules! store_conformance {
             snapshots: an_image_comes_back_as_it_was_stored, clients_find_what_is_ready_and_their_own,
                 a_name_is_that_of_the_newest, pages_of_snapshots_are_stable, images_are_room_on_the_disk,
                 children_of_a_fork_are_admitted_together_or_not_at_all,
-                a_template_has_one_image_on_each_machine;
+                a_template_has_one_image_on_each_machine,
+                a_name_is_a_template_s_or_a_snapshot_s;
             assignments: a_user_has_one_at_a_time, of_many_at_once_one_is_assigned,
                 a_release_ends_it_and_history_is_bounded;
             audit: rows_are_kept_in_their_order_until_they_are_old, long_reasons_are_cut;

@@ -11,9 +11,9 @@ pub mod model;
 pub mod sqlite;
 
 pub use model::{
-    Admitted, ApiKey, Assignment, AuditEntry, CommandDefaults, Created, Event, IdempotencyKey, Identity,
-    ImageState, KeyDigest, ListFilter, ListPage, MAX_DETAIL, MadeFrom, NewSandbox, NewSnapshot, Order,
-    PageCursor, Purpose, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotName,
+    Admitted, ApiKey, Assignment, AuditEntry, CommandDefaults, Created, Event, Finished, IdempotencyKey,
+    Identity, ImageState, KeyDigest, ListFilter, ListPage, MAX_DETAIL, MadeFrom, NewSandbox, NewSnapshot,
+    Order, PageCursor, Purpose, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotName,
     SnapshotPage, SnapshotRow, StartPath, Started, Team, TemplateSpec, Transition,
 };
 pub use sqlite::SqliteStore;
@@ -138,8 +138,14 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     ) -> Result<Admitted, StoreError>;
 
     /// Moves an image from `Writing` to `Ready`. A snapshot that was ready before under its name has none any more, and an
-    /// image that its template had before on its node is `Deleting`. `false` if it is not being written.
-    async fn snapshot_ready(&self, id: &SnapshotId, bytes: u64) -> Result<bool, StoreError>;
+    /// image that its template had before on its node is `Deleting`: only if that is `instead_of`, where that is said. A name
+    /// is either a template's or a snapshot's: who comes second is refused, in the same transaction.
+    async fn snapshot_ready(
+        &self,
+        id: &SnapshotId,
+        bytes: u64,
+        instead_of: Option<&SnapshotId>,
+    ) -> Result<Finished, StoreError>;
 
     /// Moves an image to `Deleting`, after which no client finds it. `false` if it is not there, or is `Deleting` already.
     async fn begin_snapshot_deletion(&self, id: &SnapshotId) -> Result<bool, StoreError>;

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 pub use snapshot::{
-    Admitted, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotFilter, SnapshotKey,
+    Admitted, Finished, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotFilter, SnapshotKey,
     SnapshotName, SnapshotPage, SnapshotRow,
 };
 pub use template::{CommandDefaults, StartPath, Started, TemplateSpec};

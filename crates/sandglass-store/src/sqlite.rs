@@ -31,9 +31,9 @@ use sqlx::sqlite::{SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchr
 use sqlx::{Connection as _, Sqlite, Transaction};
 
 use crate::{
-    Admitted, ApiKey, Assignment, AuditEntry, Created, Event, IdempotencyKey, Identity, KeyDigest, ListFilter, ListPage,
-    NewSandbox, NewSnapshot, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotPage,
-    SnapshotRow, StartPath, Store, StoreError, Team, Transition,
+    Admitted, ApiKey, Assignment, AuditEntry, Created, Event, Finished, IdempotencyKey, Identity, KeyDigest,
+    ListFilter, ListPage, NewSandbox, NewSnapshot, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey,
+    SnapshotPage, SnapshotRow, StartPath, Store, StoreError, Team, Transition,
 };
 
 /// How long one verb waits for another process' write before it fails.
@@ -230,8 +230,13 @@ impl Store for SqliteStore {
         self.insert_image(new, children).await
     }
 
-    async fn snapshot_ready(&self, id: &SnapshotId, bytes: u64) -> Result<bool, StoreError> {
-        self.finish_image(id, bytes).await
+    async fn snapshot_ready(
+        &self,
+        id: &SnapshotId,
+        bytes: u64,
+        instead_of: Option<&SnapshotId>,
+    ) -> Result<Finished, StoreError> {
+        self.finish_image(id, bytes, instead_of).await
     }
 
     async fn begin_snapshot_deletion(&self, id: &SnapshotId) -> Result<bool, StoreError> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sandglass_egress::remembered::{Carried, Remembered};
 use sandglass_engine::engine::Feature;
 use sandglass_store::{
-    Admitted, CommandDefaults, MadeFrom, NewSandbox, NewSnapshot, PageCursor, Purpose, SandboxRow,
+    Admitted, CommandDefaults, Finished, MadeFrom, NewSandbox, NewSnapshot, PageCursor, Purpose, SandboxRow,
     SnapshotFilter, SnapshotKey, SnapshotName, SnapshotPage, SnapshotRow, StartPath,
 };
 use sandglass_types::error::Chain;
@@ -126,8 +126,8 @@ impl Control {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], also for a paused sandbox; [`ErrorKind::Conflict`] if it is on its way to another state, or
-    /// holds something that can't be written, and runs on; [`ErrorKind::Invalid`] for a name that is not the team's to
-    /// give; [`ErrorKind::Capacity`]; [`ErrorKind::Unsupported`] if the engine can't.
+    /// holds something that can't be written, and runs on, and for the name of a template; [`ErrorKind::Invalid`] for a name
+    /// that is not the team's to give; [`ErrorKind::Capacity`]; [`ErrorKind::Unsupported`] if the engine can't.
     pub async fn snapshot(
         &self,
         team: TeamId,
@@ -140,7 +140,7 @@ impl Control {
             None => None,
         };
         let new = NewSnapshot { name, ..self.image_of(&source, Purpose::Snapshot) };
-        self.write_image(&source, &new).await?;
+        self.write_image(&source, &new, None).await?;
         tracing::info!(sandbox = %source.id, snapshot = %new.id, "a snapshot of it is ready");
         let row = self.0.store.snapshot(team, &by_id(&new.id)).await.map_err(stored)?;
         // It may take the place of an older one.
@@ -150,8 +150,14 @@ impl Control {
         row.ok_or_else(|| Error::new(ErrorKind::NotFound, "the snapshot was deleted at once"))
     }
 
-    /// Writes a running sandbox to an image that stays; it runs on. Of an image that fails nothing is left.
-    pub(super) async fn write_image(&self, source: &SandboxRow, new: &NewSnapshot) -> Result<(), Error> {
+    /// Writes a running sandbox to an image that stays; it runs on. The image of a template takes the place of `instead_of`, where
+    /// that is said, and of no other. Of an image that fails nothing is left.
+    pub(super) async fn write_image(
+        &self,
+        source: &SandboxRow,
+        new: &NewSnapshot,
+        instead_of: Option<&SnapshotId>,
+    ) -> Result<(), Error> {
         let whole = self.0.images.try_whole(&new.id).ok_or_else(taken)?;
         sandglass_failpoint::hit_async("control.snapshot.insert").await.map_err(injected)?;
         self.admit(new, &[]).await?;
@@ -160,7 +166,15 @@ impl Control {
             sandglass_failpoint::hit_async("control.snapshot.flush").await.map_err(injected)?;
             self.0.host.flush_image(&new.id.image()).await?;
             sandglass_failpoint::hit_async("control.snapshot.ready").await.map_err(injected)?;
-            self.0.store.snapshot_ready(&new.id, captured.bytes).await.map_err(stored)
+            let finished = self.0.store.snapshot_ready(&new.id, captured.bytes, instead_of).await;
+            match finished.map_err(stored)? {
+                Finished::Ready => Ok(()),
+                Finished::NameTaken => Err(name_taken(new)),
+                Finished::NotWriting | Finished::Outdated => {
+                    let message = "what it was to take the place of is not there any more";
+                    Err(Error::new(ErrorKind::Conflict, message))
+                }
+            }
         };
         if let Err(error) = finished.await {
             self.discard(whole).await;
@@ -337,7 +351,7 @@ impl Control {
             }
         }
         if self.has_template(name.name()).await? {
-            return refused(format!("'{}' is the name of a template: choose another name", name.name()));
+            return Err(name_of_template(name.name()));
         }
         Ok(SnapshotName { name: name.name().to_owned(), tag: name.tag_or_default().to_owned() })
     }
@@ -493,6 +507,26 @@ impl Control {
 
 fn no_snapshot(reference: &Reference) -> Error {
     Error::new(ErrorKind::NotFound, format!("snapshot '{reference}' not found"))
+}
+
+/// A name must mean one thing to all teams.
+fn name_taken(new: &NewSnapshot) -> Error {
+    match &new.name {
+        Some(SnapshotName { name, .. }) => name_of_template(name),
+        None => name_of_snapshot(&new.template),
+    }
+}
+
+fn name_of_template(name: &str) -> Error {
+    Error::new(ErrorKind::Conflict, format!("'{name}' is the name of a template: choose another name"))
+}
+
+pub(super) fn name_of_snapshot(name: &str) -> Error {
+    let message = format!(
+        "a team has a snapshot of the name '{name}', and a template of that name would take its place: choose another \
+         name, or delete the snapshot"
+    );
+    Error::new(ErrorKind::Conflict, message)
 }
 
 fn taken() -> Error {

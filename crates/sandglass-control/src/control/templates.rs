@@ -4,9 +4,9 @@ use sandglass_store::{
     CommandDefaults, MadeFrom, NewSnapshot, Purpose, SnapshotRow, StartPath, TemplateSpec,
 };
 use sandglass_types::reference::DEFAULT_TAG;
-use sandglass_types::{Error, ErrorKind, Generation, Reference, SandboxId, TeamId};
+use sandglass_types::{Error, ErrorKind, Generation, Reference, SandboxId, SnapshotId, TeamId};
 
-use super::snapshots::{Model, next};
+use super::snapshots::{Model, name_of_snapshot, next};
 use super::{Control, stored};
 use crate::images::Lease;
 use crate::owner::Origin;
@@ -117,6 +117,20 @@ impl Control {
         Ok(own || shared.store.template(shared.node, name).await.map_err(stored)?.is_some())
     }
 
+    /// That no team has a snapshot of the name of a template that is to be, before any work is done for it.
+    async fn expect_free(&self, name: &str) -> Result<(), Error> {
+        if self.has_template(name).await? {
+            return Ok(());
+        }
+        let shared = self.shared();
+        let rows = shared.store.snapshots_on_node(shared.node).await.map_err(stored)?;
+        let taken = rows
+            .iter()
+            .filter(|row| row.purpose == Purpose::Snapshot)
+            .any(|row| row.id.as_str() == name || row.name.as_ref().is_some_and(|named| named.name == name));
+        if taken { Err(name_of_snapshot(name)) } else { Ok(()) }
+    }
+
     pub(super) async fn is_template(&self, reference: &Reference) -> Result<bool, Error> {
         match template_name(reference) {
             Some(name) => self.has_template(name).await,
@@ -125,10 +139,11 @@ impl Control {
     }
 
     /// Writes a running sandbox, which runs on, to the image of the template of this name: what is made from that goes on
-    /// from here. The one that it had before is removed once nobody is made from it any more.
+    /// from here. The one that it had before is removed once nobody is made from it any more; with `instead_of`, it must be
+    /// that one.
     ///
     /// # Errors
-    /// As [`Control::snapshot`].
+    /// As [`Control::snapshot`]; [`ErrorKind::Conflict`] if a team has a snapshot of that name, or the template has another image.
     pub async fn keep_as_template(
         &self,
         team: TeamId,
@@ -136,6 +151,7 @@ impl Control {
         name: &str,
         spec: TemplateSpec,
         defaults: CommandDefaults,
+        instead_of: Option<&SnapshotId>,
     ) -> Result<SnapshotRow, Error> {
         let source = self.capturable(team, id, ErrorKind::Conflict).await?;
         let purpose = Purpose::Template(Box::new(spec));
@@ -144,7 +160,7 @@ impl Control {
             defaults: Some(defaults),
             ..self.image_of(&source, purpose)
         };
-        self.write_image(&source, &new).await?;
+        self.write_image(&source, &new, instead_of).await?;
         tracing::info!(sandbox = %source.id, template = name, image = %new.id, "a template has an image of it");
         self.0.pools.changed.notify_one();
         // What the template had before, at once if nobody needs it.

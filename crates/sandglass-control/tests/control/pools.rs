@@ -32,7 +32,7 @@ async fn keep(server: &Server) {
         inherited: Vec::new(),
     };
     let defaults = CommandDefaults { user: "zoe".into(), workdir: "/srv".into(), env: BTreeMap::new() };
-    server.control.keep_as_template(server.team, &id, "web", spec, defaults).await.unwrap();
+    server.control.keep_as_template(server.team, &id, "web", spec, defaults, None).await.unwrap();
     server.kill(&id).await;
     server.ended(&id).await;
 }

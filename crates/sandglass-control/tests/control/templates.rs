@@ -1,14 +1,17 @@
 //! Templates that have an image of a running state: what is made from it, and what happens when that fails.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use sandglass_control::TemplateDefinition;
 use sandglass_engine::engine::Lack;
 use sandglass_engine::{Engine as _, EngineError};
 use sandglass_store::{
     CommandDefaults, ImageState, MadeFrom, SandboxRow, SnapshotRow, StartPath, Store as _, TemplateSpec,
 };
-use sandglass_types::{Error, ErrorKind, PauseMode, Reference, ResumeMode, SandboxId, SandboxState};
+use sandglass_types::{
+    EndReason, Error, ErrorKind, PauseMode, Reference, ResumeMode, SandboxId, SandboxState,
+};
 
 use crate::fixture::{HOUR, Server, World, eventually, request, written};
 use crate::scripted::Manner;
@@ -38,7 +41,7 @@ fn later() -> CommandDefaults {
 /// Makes a template of a new sandbox, and ends that.
 async fn keep(server: &Server, name: &str) -> SnapshotRow {
     let id = server.create().await;
-    let kept = server.control.keep_as_template(server.team, &id, name, spec("base"), defaults()).await;
+    let kept = server.control.keep_as_template(server.team, &id, name, spec("base"), defaults(), None).await;
     server.kill(&id).await;
     kept.unwrap()
 }
@@ -96,8 +99,26 @@ async fn a_template_is_no_snapshot_and_its_name_is_taken() {
     let kept = keep(&server, "web").await;
     let id = server.create().await;
     let name: Reference = "web".parse().unwrap();
-    let error = server.control.snapshot(server.team, &id, Some(&name)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Invalid);
+    for name in ["web", "web:v2", "base"] {
+        let name: Reference = name.parse().unwrap();
+        let error = server.control.snapshot(server.team, &id, Some(&name)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict);
+        assert!(error.to_string().contains("name of a template"), "{error}");
+    }
+    // Nor does a template take the name of a snapshot, neither at the beginning nor at the end of its build.
+    let mine: Reference = "mine:v2".parse().unwrap();
+    let named = server.control.snapshot(server.team, &id, Some(&mine)).await.unwrap();
+    let definition = TemplateDefinition { name: "mine".into(), ..TemplateDefinition::default() };
+    let begun = server.control.begin_template(server.team, &definition).await.map(drop);
+    let kept_too =
+        server.control.keep_as_template(server.team, &id, "mine", spec("base"), defaults(), None).await;
+    for error in [begun.unwrap_err(), kept_too.map(drop).unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Conflict);
+        assert!(error.to_string().contains("snapshot of the name 'mine'"), "{error}");
+    }
+    let there: BTreeSet<_> = images(&server).await.into_iter().map(|(id, _)| id).collect();
+    assert_eq!(there, BTreeSet::from([&kept, &named].map(|row| row.id.to_string())));
+    server.control.delete_snapshot(server.team, &mine).await.unwrap();
     assert_eq!(
         server.control.delete_snapshot(server.team, &name).await.unwrap_err().kind(),
         ErrorKind::Forbidden
@@ -118,6 +139,50 @@ async fn a_template_is_no_snapshot_and_its_name_is_taken() {
         server.kill(&id).await;
     }
     world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewed_image_takes_the_place_of_no_newer_one() {
+    let world = World::scripted(Manner::Obedient);
+    let server = world.start().await.unwrap();
+    let first = keep(&server, "web").await;
+    let second = keep(&server, "web").await;
+    let id = server.create().await;
+    let renew = async |instead_of| {
+        server
+            .control
+            .keep_as_template(server.team, &id, "web", spec("base"), later(), Some(instead_of))
+            .await
+    };
+    assert_eq!(renew(&first.id).await.unwrap_err().kind(), ErrorKind::Conflict);
+    assert_eq!(images(&server).await, [(second.id.to_string(), ImageState::Ready)]);
+    let third = renew(&second.id).await.unwrap();
+    assert_eq!(images(&server).await, [(third.id.to_string(), ImageState::Ready)]);
+    server.kill(&id).await;
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sandbox_of_a_build_ends_with_its_server() {
+    let world = World::scripted(Manner::Obedient);
+    let mut server = world.start().await.unwrap();
+    let definition = TemplateDefinition { name: "web".into(), ..TemplateDefinition::default() };
+    let id = server.control.begin_template(server.team, &definition).await.unwrap().id;
+    let paused = server.control.begin_template(server.team, &definition).await.unwrap().id;
+    server.control.pause(server.team, &paused, PauseMode::Full).await.unwrap();
+    let other = server.create().await;
+    server.stop().await;
+    server = world.start().await.unwrap();
+    for id in [&id, &paused] {
+        assert_eq!(server.ended(id).await, EndReason::Killed);
+        assert!(server.why(id).await.contains("a template was being built in it"));
+    }
+    assert_eq!(server.row(&other).await.state, SandboxState::Running);
+    server.kill(&other).await;
+    world.nothing_left().await;
+    assert_eq!(world.engine().images().unwrap(), []);
     server.stop().await;
 }
 
@@ -179,14 +244,16 @@ async fn a_new_image_takes_the_place_of_the_old_one_once_it_is_complete() {
     let id = server.create().await;
     // One that fails changes nothing.
     world.trouble.fail("checkpoint", [broken()]);
-    let failed = server.control.keep_as_template(server.team, &id, "web", spec("base"), later()).await;
+    let failed = server.control.keep_as_template(server.team, &id, "web", spec("base"), later(), None).await;
     assert_eq!(failed.unwrap_err().kind(), ErrorKind::Internal);
     assert_eq!(images(&server).await, [(first.id.to_string(), ImageState::Ready)]);
     // Nor does one during which the server dies.
     let (held, before) = (world.trouble.hold("checkpoint"), world.trouble.calls("checkpoint"));
     let (control, team, of) = (server.control.clone(), server.team, id.clone());
     let keeping =
-        tokio::spawn(async move { control.keep_as_template(team, &of, "web", spec("base"), later()).await });
+        tokio::spawn(
+            async move { control.keep_as_template(team, &of, "web", spec("base"), later(), None).await },
+        );
     eventually("it is written", async || (world.trouble.calls("checkpoint") > before).then_some(())).await;
     keeping.abort();
     let stopping = tokio::spawn(server.stop());
@@ -206,7 +273,7 @@ async fn a_new_image_takes_the_place_of_the_old_one_once_it_is_complete() {
     let creating = tokio::spawn(async move { control.create(team, of).await });
     eventually("it is being made", async || (world.trouble.calls("restore") > before).then_some(())).await;
     let second =
-        server.control.keep_as_template(server.team, &id, "web", spec("base"), later()).await.unwrap();
+        server.control.keep_as_template(server.team, &id, "web", spec("base"), later(), None).await.unwrap();
     let both = [(first.id.to_string(), ImageState::Deleting), (second.id.to_string(), ImageState::Ready)];
     assert_eq!(images(&server).await, both);
     drop(held);
@@ -214,7 +281,7 @@ async fn a_new_image_takes_the_place_of_the_old_one_once_it_is_complete() {
     assert_eq!((old.start_path, old.defaults), (StartPath::Restore, Some(defaults())));
     // Whoever comes next removes it; here that is the next one that is kept.
     let third =
-        server.control.keep_as_template(server.team, &id, "web", spec("base"), later()).await.unwrap();
+        server.control.keep_as_template(server.team, &id, "web", spec("base"), later(), None).await.unwrap();
     assert_eq!(images(&server).await, [(third.id.to_string(), ImageState::Ready)]);
     assert_eq!(engine.images().unwrap(), [third.id.image()]);
     let new = create_of(&server, "web").await.unwrap();

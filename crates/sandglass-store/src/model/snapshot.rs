@@ -152,6 +152,19 @@ pub enum Admitted {
     },
 }
 
+/// What became of an image that is complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// It is ready.
+    Ready,
+    /// It is not being written.
+    NotWriting,
+    /// Its template has another image than the one that it was to take the place of, or none. Nothing changed.
+    Outdated,
+    /// A snapshot has the name of its template, or a template has its own. Nothing changed.
+    NameTaken,
+}
+
 /// Which snapshots a client means.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotKey {

@@ -2,14 +2,14 @@
 
 use sandglass_types::budget::Amount;
 use sandglass_types::{NodeId, SnapshotId, TeamId};
-use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
+use sqlx::{QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
 use super::rows::{self, json_text, purpose_text};
 use super::sandboxes::{Asked, insert_new, refused};
 use super::{SqliteStore, database, exists_or_database, teams};
 use crate::{
-    Admitted, NewSandbox, NewSnapshot, PageCursor, Purpose, SnapshotFilter, SnapshotKey, SnapshotPage,
-    SnapshotRow, StoreError,
+    Admitted, Finished, NewSandbox, NewSnapshot, PageCursor, Purpose, SnapshotFilter, SnapshotKey,
+    SnapshotPage, SnapshotRow, StoreError,
 };
 
 const SELECT: &str = "SELECT s.id, s.node, s.team, t.name AS team_name, s.purpose, s.name, s.tag, s.template, s.rootfs, \
@@ -49,9 +49,18 @@ impl SqliteStore {
         Ok(Admitted::Inserted)
     }
 
-    pub(super) async fn finish_image(&self, id: &SnapshotId, bytes: u64) -> Result<bool, StoreError> {
+    pub(super) async fn finish_image(
+        &self,
+        id: &SnapshotId,
+        bytes: u64,
+        instead_of: Option<&SnapshotId>,
+    ) -> Result<Finished, StoreError> {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         let mut change = self.write_durably().await?;
+        match place_of(&mut change, id, instead_of).await? {
+            Finished::Ready => {}
+            refused => return Ok(refused),
+        }
         // The name is that of the newest from now on.
         sqlx::query(
             "UPDATE snapshots SET name = NULL, tag = NULL WHERE state = 'ready' AND (team, name, tag) = \
@@ -70,16 +79,14 @@ impl SqliteStore {
         .execute(&mut *change)
         .await
         .map_err(database)?;
-        let done = sqlx::query(
-            "UPDATE snapshots SET state = 'ready', bytes = ?1 WHERE id = ?2 AND state = 'writing'",
-        )
-        .bind(bytes)
-        .bind(id.as_str())
-        .execute(&mut *change)
-        .await
-        .map_err(database)?;
+        sqlx::query("UPDATE snapshots SET state = 'ready', bytes = ?1 WHERE id = ?2 AND state = 'writing'")
+            .bind(bytes)
+            .bind(id.as_str())
+            .execute(&mut *change)
+            .await
+            .map_err(database)?;
         change.commit().await.map_err(database)?;
-        Ok(done.rows_affected() == 1)
+        Ok(Finished::Ready)
     }
 
     pub(super) async fn give_image_up(&self, id: &SnapshotId) -> Result<bool, StoreError> {
@@ -164,6 +171,40 @@ impl SqliteStore {
         let found = query.build().fetch_all(&self.readers).await.map_err(database)?;
         found.iter().map(rows::snapshot).collect()
     }
+}
+
+/// Whether an image may become ready: by its name, and by the image that it is to take the place of.
+async fn place_of(
+    connection: &mut SqliteConnection,
+    id: &SnapshotId,
+    instead_of: Option<&SnapshotId>,
+) -> Result<Finished, StoreError> {
+    let found = sqlx::query(
+        "SELECT n.purpose = 'template' AS for_template, \
+             (SELECT id FROM snapshots t WHERE t.state = 'ready' AND t.purpose = 'template' AND t.node = n.node AND \
+                 t.template = CASE n.purpose WHEN 'template' THEN n.template ELSE n.name END) AS of_template, \
+             EXISTS (SELECT 1 FROM snapshots s WHERE s.state = 'ready' AND s.purpose = 'snapshot' AND \
+                 n.template IN (s.name, s.id)) AS of_snapshot \
+         FROM snapshots n WHERE n.id = ?1 AND n.state = 'writing'",
+    )
+    .bind(id.as_str())
+    .fetch_optional(connection)
+    .await
+    .map_err(database)?;
+    let Some(row) = found else { return Ok(Finished::NotWriting) };
+    let corrupt = |error| rows::corrupt("snapshot", error);
+    let for_template: bool = row.try_get("for_template").map_err(corrupt)?;
+    let of_template: Option<&str> = row.try_get("of_template").map_err(corrupt)?;
+    let of_snapshot: bool = row.try_get("of_snapshot").map_err(corrupt)?;
+    Ok(match (for_template, of_template) {
+        (true, found) if instead_of.is_some_and(|wanted| found != Some(wanted.as_str())) => {
+            Finished::Outdated
+        }
+        // One that has its name already keeps it.
+        (true, None) if of_snapshot => Finished::NameTaken,
+        (false, Some(_)) => Finished::NameTaken,
+        _ => Finished::Ready,
+    })
 }
 
 fn visible(team: TeamId) -> QueryBuilder<Sqlite> {

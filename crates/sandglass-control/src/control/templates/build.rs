@@ -81,7 +81,8 @@ impl Control {
     /// Makes the sandbox in which a template is built: of its base, with its limits, its environment and its network.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] with the field, [`ErrorKind::NotFound`] for the base, [`ErrorKind::Unsupported`] if the engine
+    /// [`ErrorKind::Invalid`] with the field, [`ErrorKind::NotFound`] for the base, [`ErrorKind::Conflict`] if a team has a
+    /// snapshot of that name, [`ErrorKind::Unsupported`] if the engine
     /// has no images, and as [`Control::create`].
     pub async fn begin_template(
         &self,
@@ -89,6 +90,7 @@ impl Control {
         definition: &TemplateDefinition,
     ) -> Result<SandboxRow, Error> {
         let (plan, model) = self.plan(definition).await?;
+        self.expect_free(&plan.name).await?;
         self.make_for_template(team, &plan.name, plan.policy, model).await
     }
 
@@ -118,7 +120,7 @@ impl Control {
     }
 
     /// Makes the template of a sandbox that [`Control::begin_template`] made for this definition, and that was set up since:
-    /// starts what it starts, waits until that is ready, runs two login shells, and writes it to the template's image. The
+    /// runs two login shells, starts what it starts, waits until that is ready, and writes it to the template's image. The
     /// sandbox runs on.
     ///
     /// # Errors
@@ -140,11 +142,12 @@ impl Control {
             return Err(Error::new(ErrorKind::Conflict, message));
         }
         let live = self.live(id).ok_or_else(|| super::super::not_found(id))?;
-        command::begin(&live, &row, &plan.spec.own()).await?;
         command::warm_up(&live, &row).await?;
+        // Last, because what it starts must still run, or have ended well.
+        command::begin(&live, &row, &plan.spec.own()).await?;
         drop(live);
-        let image =
-            self.keep_as_template(team, id, &plan.name, plan.spec.clone(), plan.defaults.clone()).await?;
+        let (spec, defaults) = (plan.spec.clone(), plan.defaults.clone());
+        let image = self.keep_as_template(team, id, &plan.name, spec, defaults, None).await?;
         Ok(known(image, plan.spec, plan.defaults))
     }
 
@@ -299,10 +302,10 @@ impl Control {
             let live = self.live(&made.id).ok_or_else(|| super::super::not_found(&made.id))?;
             command::warm_up(&live, &made).await?;
             drop(live);
-            // An operator may have built another one meanwhile.
+            // An operator may have built another one meanwhile; that it is so at the last moment is up to the store.
             let now = shared.store.template(shared.node, name).await.map_err(stored)?;
             if now.is_some_and(|now| now.id == row.id) {
-                self.keep_as_template(made.team, &made.id, name, spec, defaults).await?;
+                self.keep_as_template(made.team, &made.id, name, spec, defaults, Some(&row.id)).await?;
             }
             Ok(())
         };
