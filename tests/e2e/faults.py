@@ -169,8 +169,10 @@ def all_at_once(request, items: list) -> list:
 
 
 def crash(server: Server, victim: str):
-    """kill -9 of `serve`, of `host`, or of `both`. Returns when neither is left."""
+    """kill -9 of `serve`, of `host`, or of `both`, or an orderly stop in the middle of it all: `term`. Returns when neither is left."""
     host = host_of(server)
+    if victim == "term":
+        os.kill(server.pid, signal.SIGTERM)
     if victim in ("host", "both"):
         os.kill(host, signal.SIGKILL)
     if victim in ("serve", "both"):

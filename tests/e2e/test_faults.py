@@ -209,7 +209,7 @@ def pause_and_resume() -> list:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("victim", [*VICTIMS, "term"])
 @pytest.mark.parametrize(("points", "memory"), pause_and_resume())
 def test_killed_while_pausing_or_resuming(unhurried_server, points, memory, victim):
     """The server dies at each step on the way to an image and back: the sandbox is one or the other, with all it had."""
@@ -369,7 +369,7 @@ def copy(server, id: str):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("victim", [*VICTIMS, "term"])
 @pytest.mark.parametrize("points", groups(*COPY, "engine.image.", "engine.create.made"))
 def test_killed_while_copying(stopped_server, points, victim):
     """The server dies at each step of a snapshot and of a fork: every source runs on, and every copy is whole or gone."""

@@ -206,7 +206,7 @@ def test_all_teams_make_sandboxes_of_it_and_operators_alone_build(server, built)
     [
         ({}, "echo almost; echo no >&2; exit 3", "setup.sh ended with exit code 3"),
         ({"start": "echo broken; exit 4"}, SETUP, "exit status 4"),
-        ({"start": "sleep 1; echo broken later; exit 7", "ready": "sleep 2"}, SETUP, "exit status 7; its last lines:\nbroken later"),
+        ({"start": "sleep 1; echo broken later; exit 7", "ready": "sleep 2"}, SETUP, "exit status 7; its last lines: broken later"),
         ({"ready": "echo not yet; exit 5", "ready_timeout": 1}, SETUP, "not yet"),
         ({"user": "nobody-there"}, SETUP, "nobody-there"),
     ],
@@ -424,8 +424,9 @@ def test_it_survives_a_restart_and_an_image_that_does_not_fit_is_made_anew(lone_
     until(lambda: images(server) == [], within=60, what="no image is left")
 
 
+@pytest.mark.parametrize("end", ["kill", "stop"])
 @pytest.mark.parametrize("point", ["control.snapshot.insert", "control.snapshot.image", "control.snapshot.ready"])
-def test_killed_while_it_is_written_it_is_as_it_was(lone_server, tmp_path, point):
+def test_killed_or_stopped_while_it_is_written_it_is_as_it_was(lone_server, tmp_path, point, end):
     server = lone_server
     build(server, folder(tmp_path / "counter"))
     before = json.loads(server.cli("template", "show", "counter").stdout)
@@ -437,15 +438,15 @@ def test_killed_while_it_is_written_it_is_as_it_was(lone_server, tmp_path, point
         [*server.program, "template", "build", tmp_path / "counter"], env=env, stderr=subprocess.PIPE, text=True
     )
     until(lambda: point in reached(server, log_from), within=120, what="it hangs")
-    server.kill()
+    getattr(server, end)()
     building.communicate(timeout=60)
     server.start()
     assert json.loads(server.cli("template", "show", "counter").stdout) == before
     until(lambda: images(server) == [before["image"]["id"]], within=60, what="what was half written is gone")
+    until(lambda: sandboxes(server) == [], within=60, what="the sandbox of the build is gone")
     copy, origin = create(server, "counter")
     assert origin == "template; path=restore"
     copy.kill()
-    until(lambda: sandboxes(server) == [], within=60, what="no sandbox")
     server.cli("template", "delete", "counter")
 
 
