@@ -293,7 +293,7 @@ def test_each_step_of_a_pause_and_of_a_resume_fails_once(unhurried_server, memor
 def is_prepared(server, id: str) -> bool:
     """Whether the next computer of a paused sandbox is there."""
     record = server.data_dir / "host" / "sandboxes" / id / "state.json"
-    return record.exists() and '"prepared"' in record.read_text()
+    return record.exists() and '"waits"' in record.read_text()
 
 
 @pytest.mark.timeout(300)

@@ -90,7 +90,7 @@ def cpu_ticks(id: str) -> int | None:
 
 def is_prepared(server, id: str) -> bool:
     record = server.data_dir / "host" / "sandboxes" / id / "state.json"
-    return record.exists() and '"prepared"' in record.read_text()
+    return record.exists() and '"waits"' in record.read_text()
 
 
 def test_a_paused_sandbox_owns_its_image_and_what_stands_still(server, sandbox):
