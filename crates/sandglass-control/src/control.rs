@@ -690,6 +690,7 @@ impl Control {
             if swept.is_none_or(|at| at.elapsed() >= SWEEP_EVERY) {
                 self.0.config.egress.sweep(&self.0).await;
                 self.sweep_snapshots().await;
+                self.tidy_cache().await;
                 swept = Some(Instant::now());
             }
         }

@@ -28,6 +28,7 @@ use std::time::Instant;
 
 use fs_err as fs;
 use rustix::fs::FlockOperation;
+use sandglass_engine::gvisor::cache;
 use sandglass_store::CommandDefaults;
 use sandglass_types::{Clock as _, Digest, SystemClock, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -202,8 +203,10 @@ fn prepare_recipe(
 ) -> Result<Template, TemplateError> {
     let key = recipe.key(release);
     let prepared = || -> Result<_, TemplateError> {
-        let template = read_record(cache_dir, recipe.name, key)?;
-        Ok(template.filter(|template| rootfs_dir(cache_dir, template.rootfs).is_dir()))
+        let Some(template) = read_record(cache_dir, recipe.name, key)? else { return Ok(None) };
+        // Whoever removes what nobody needs leaves it alone from now on, until it is needed.
+        let there = cache::touch(cache_dir, &rootfs_dir(cache_dir, template.rootfs));
+        Ok(there.step("looking at the root file system")?.then_some(template))
     };
     if !rustix::process::geteuid().is_root() {
         return Err(TemplateError::NotRoot(recipe.name.to_owned()));
@@ -254,7 +257,7 @@ fn build_template(
     match fs::rename(unpacked.path(), &target) {
         Ok(()) => drop(unpacked.keep()),
         // The same content is there already, whole, because it only ever appears by this rename.
-        Err(_) if target.is_dir() => {}
+        Err(_) if cache::touch(cache_dir, &target).step("looking at the root file system")? => {}
         Err(e) => return Err(e).step("placing the root file system"),
     }
 

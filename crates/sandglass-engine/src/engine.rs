@@ -425,6 +425,15 @@ pub trait Engine: Send + Sync {
     /// They can't be read.
     fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, EngineError>;
 
+    /// Removes what no instance on this machine needs any more of the cache folder that they share. This one needs these root
+    /// file systems, though no sandbox and no image may have them now. An engine without a cache folder has nothing to do.
+    ///
+    /// # Errors
+    /// The step that failed; call again.
+    fn tidy_cache(&self, _rootfs: &[Digest]) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     /// Keeps another deadline for it, or none, where [`crate::deadline::all`] finds it. The engine itself ends nothing.
     ///
     /// # Errors

@@ -78,3 +78,18 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     fs_err::File::create(&next)?.write_all(content)?;
     fs_err::rename(next, path)
 }
+
+/// The same, and it outlives a loss of power. What has this content already is left alone, which needs no room.
+pub(crate) fn replace_for_good(path: &Path, content: &[u8]) -> io::Result<()> {
+    let len = u64::try_from(content.len()).map_err(io::Error::other)?;
+    if read_small(path, len).ok().flatten().as_deref() == Some(content) {
+        return Ok(());
+    }
+    let mut next = path.as_os_str().to_owned();
+    next.push(".next");
+    let file = fs_err::File::create(&next)?;
+    (&file).write_all(content)?;
+    file.sync_all()?;
+    fs_err::rename(next, path)?;
+    path.parent().map_or(Ok(()), |folder| fs_err::File::open(folder)?.sync_all())
+}

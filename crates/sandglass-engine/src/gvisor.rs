@@ -28,6 +28,7 @@
 mod ahead;
 mod airlocks;
 pub mod bare;
+pub mod cache;
 mod ceiling;
 mod control;
 mod disk;
@@ -36,6 +37,7 @@ mod holdings;
 mod image;
 mod layer;
 mod make;
+mod needs;
 mod oci;
 mod paths;
 mod record;
@@ -58,6 +60,7 @@ use sandglass_linux::mount::MountNamespace;
 use sandglass_linux::process::{self, Cpus, PidFd, Watch, adopt_orphans};
 use sandglass_types::{Digest, InstanceId, SandboxId};
 
+use self::cache::{Entry, Held, Pins};
 use self::control::Control;
 use self::exit::{Evidence, classify};
 use self::image::{CHECKPOINT_TIMEOUT, Image, Memory, Source, Unfinished};
@@ -117,6 +120,8 @@ pub struct GvisorConfig {
     pub airlocks: Option<Arc<dyn Airlocks>>,
     /// How new sandboxes are driven.
     pub driver: Driver,
+    /// How long what no instance needs stays in the cache folder after it was last touched.
+    pub keep_unneeded: Duration,
 }
 
 /// How a sandbox is driven once it was made.
@@ -136,6 +141,11 @@ pub struct GvisorEngine {
     airlocks: Option<Arc<dyn Airlocks>>,
     runsc: Runsc,
     layer: Layer,
+    /// What it needs of the cache folder.
+    pins: Pins,
+    keep_unneeded: Duration,
+    /// Held by who tidies the cache folder.
+    tidying: Mutex<()>,
     args: Vec<String>,
     /// Whether new sandboxes are driven over their control sockets.
     over_socket: bool,
@@ -157,7 +167,8 @@ impl GvisorEngine {
     /// # Errors
     /// The step that failed: something is missing on this machine.
     pub fn open(config: GvisorConfig) -> Result<Self, EngineError> {
-        let GvisorConfig { paths, instance, runsc, guest, guest_args, airlocks, driver } = config;
+        let GvisorConfig { paths, instance, runsc, guest, guest_args, airlocks, driver, keep_unneeded } =
+            config;
         let failed = |error: io::Error| step("prepare the folders", error);
         for folder in [&paths.data, &paths.sandboxes(), &paths.images()] {
             private_folder(folder).map_err(failed)?;
@@ -190,6 +201,10 @@ impl GvisorEngine {
             runsc,
             over_socket,
             layer: layer::ensure(paths, &guest)?,
+            pins: Pins::open(&paths.cache, &paths.data, &instance)
+                .map_err(|error| step("say what is needed of the cache folder", error))?,
+            keep_unneeded,
+            tidying: Mutex::default(),
             turns: Turns::open(&holdings.cgroups).map_err(|error| step("order the sandboxes", error))?,
             holdings,
             airlocks,
@@ -199,24 +214,24 @@ impl GvisorEngine {
             locks: Locks::default(),
             watches: Mutex::default(),
         };
+        engine.hold(engine.needed().0)?;
         // Last: the drop of an engine takes it away again, and nothing else would.
         engine.holdings.cgroups.make_parent().map_err(|error| step("make the control group", error))?;
         Ok(engine)
     }
 
-    /// What a sandbox is made with. One that comes back with its memory has the agent that runs in it, if that is still
-    /// in the cache folder; every other has today's.
-    fn pinned(&self, spec: &SandboxSpec, source: &Source) -> Result<Pinned, EngineError> {
-        let own = source.agent()?.filter(|agent| layer::path(&self.holdings.paths, agent).is_dir());
+    /// What a sandbox is made with, unless its image was made with something else. One that comes back with its memory has
+    /// the agent that runs in it, if that is still in the cache folder; every other has today's. It stays there at least until
+    /// the sandbox has a record.
+    fn pinned(&self, spec: &SandboxSpec, source: &Source) -> Result<(Pinned, Held<'_>), EngineError> {
+        let own = source.agent()?;
+        let agents = [Some(self.layer.digest), own].into_iter().flatten().map(Entry::Agent);
+        let held = self.hold(agents.chain([Entry::Rootfs(spec.rootfs)]))?;
+        let own = own.filter(|agent| layer::path(&self.holdings.paths, agent).is_dir());
         let agent = own.unwrap_or(self.layer.digest);
-        Ok(Pinned { rootfs: spec.rootfs, agent, runsc: self.runsc.version.clone() })
-    }
-
-    /// The same, unless its image was made with something else.
-    fn matching(&self, spec: &SandboxSpec, source: &Source) -> Result<Pinned, EngineError> {
-        let pinned = self.pinned(spec, source)?;
+        let pinned = Pinned { rootfs: spec.rootfs, agent, runsc: self.runsc.version.clone() };
         source.check(&pinned, spec.limits)?;
-        Ok(pinned)
+        Ok((pinned, held))
     }
 
     fn presence(&self, id: &SandboxId) -> Result<Presence, EngineError> {
@@ -271,7 +286,7 @@ impl GvisorEngine {
         let lock_of = self.locks.of(&spec.id);
         let _held = lock(&lock_of);
         self.expect_nothing(&spec.id)?;
-        let pinned = self.matching(spec, source)?;
+        let (pinned, _stays) = self.pinned(spec, source)?;
         self.whole_or_not_at_all(&spec.id, || self.make_parts(spec, source, pinned).map(drop))
     }
 
@@ -610,7 +625,7 @@ impl Engine for GvisorEngine {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let prepared = self.take_prepared(id, image)?;
-        let pinned = self.matching(spec, &source)?;
+        let (pinned, _stays) = self.pinned(spec, &source)?;
         self.whole_or_not_at_all(id, || {
             let record = match prepared {
                 None => self.make_parts(spec, &source, pinned)?,
@@ -633,7 +648,7 @@ impl Engine for GvisorEngine {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         self.expect_nothing(id)?;
-        let pinned = self.matching(spec, &source)?;
+        let (pinned, _stays) = self.pinned(spec, &source)?;
         self.whole_or_not_at_all(id, || {
             let record = self.make_parts(spec, &source, pinned)?;
             sandglass_failpoint::hit("engine.prepare.freeze")?;
@@ -666,6 +681,10 @@ impl Engine for GvisorEngine {
         let paths = &self.holdings.paths;
         let of = |id: &SandboxId| (id.clone(), vec![paths.image(id), paths.sandbox(id).disk()]);
         footprint::measure(ids.iter().map(of)).map_err(|error| step("measure what is on the disk", error))
+    }
+
+    fn tidy_cache(&self, rootfs: &[Digest]) -> Result<(), EngineError> {
+        self.tidy(rootfs)
     }
 
     fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {

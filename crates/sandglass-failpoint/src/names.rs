@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 94] = [
+pub const NAMES: [&str; 96] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -91,6 +91,10 @@ pub const NAMES: [&str; 94] = [
     "engine.remove.detach",
     "engine.remove.folder",
     "engine.remove.done",
+    // The privileged half, in the cache folder: after it said what it needs, before it uses that; and after it took away what
+    // nobody needs, before that is removed.
+    "engine.cache.pinned",
+    "engine.cache.swept",
     // The watchdog, once it has the lock of the data folder.
     "watchdog.end",
     // Network slots.

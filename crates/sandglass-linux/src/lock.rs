@@ -1,4 +1,4 @@
-//! An exclusive lock on a folder.
+//! Locks on a folder.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,14 +29,34 @@ impl FolderLock {
     /// # Errors
     /// [`LockError::InUse`] if it is taken, also by this process; otherwise the folder can't be opened.
     pub fn acquire(folder: &Path) -> Result<Self, LockError> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = open(folder, flags, Mode::empty()).map_err(|error| LockError::Io(error.into()))?;
+        let fd = open_folder(folder).map_err(LockError::Io)?;
         match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Self(fd)),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(LockError::InUse),
             Err(error) => Err(LockError::Io(error.into())),
         }
     }
+}
+
+/// A folder that nobody locks with [`FolderLock::acquire`] for as long as this lives; others may share it.
+#[derive(Debug)]
+pub struct SharedLock(#[expect(dead_code, reason = "the kernel lets go when it is closed")] OwnedFd);
+
+impl SharedLock {
+    /// Locks a folder together with others, as soon as nobody has it alone.
+    ///
+    /// # Errors
+    /// The folder can't be opened or locked.
+    pub fn acquire(folder: &Path) -> io::Result<Self> {
+        let fd = open_folder(folder)?;
+        rustix::io::retry_on_intr(|| flock(&fd, FlockOperation::LockShared))?;
+        Ok(Self(fd))
+    }
+}
+
+fn open_folder(folder: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(open(folder, flags, Mode::empty())?)
 }
 
 /// The process that locked a folder, as far as the kernel says: it may have ended, and a duplicate live on.
@@ -80,6 +100,23 @@ mod tests {
         assert!(matches!(FolderLock::acquire(folder.path()), Err(LockError::InUse)), "a copy holds it too");
         drop(copy);
         FolderLock::acquire(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn many_share_it_and_then_nobody_has_it_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, two) =
+            (SharedLock::acquire(folder.path()).unwrap(), SharedLock::acquire(folder.path()).unwrap());
+        for shared in [one, two] {
+            assert!(matches!(FolderLock::acquire(folder.path()), Err(LockError::InUse)));
+            drop(shared);
+        }
+        let alone = FolderLock::acquire(folder.path()).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| SharedLock::acquire(folder.path()).unwrap());
+            drop(alone);
+            waiting.join().unwrap();
+        });
     }
 
     #[test]

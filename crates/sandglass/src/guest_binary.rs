@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use sandglass_engine::gvisor::cache;
 use sandglass_types::Digest;
 use sha2::{Digest as _, Sha256};
 
@@ -16,7 +17,7 @@ const EMBEDDED: Option<&[u8]> = Some(include_bytes!(env!("SANDGLASS_GUEST")));
 #[cfg(not(embedded_guest))]
 const EMBEDDED: Option<&[u8]> = None;
 
-/// Puts the guest binary into the cache folder, under its digest, and returns its path.
+/// Puts the guest binary into the cache folder, under its digest, and returns its path. It stays there for a day at least.
 pub(crate) fn install(cache_dir: &Path, instead: Option<&Path>) -> Result<PathBuf, StartupError> {
     let read;
     let bytes = match (instead, EMBEDDED) {
@@ -38,7 +39,7 @@ fn put(cache_dir: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
     let digest = Digest::from_bytes(Sha256::digest(bytes).into());
     let folder = cache_dir.join("agents").join(digest.to_string());
     let path = folder.join("guest");
-    if !path.try_exists()? {
+    if !(cache::touch(cache_dir, &folder)? && path.try_exists()?) {
         fs::create_dir_all(&folder)?;
         let temporary = folder.join(format!(".guest.{}", std::process::id()));
         let placed = fs::write(&temporary, bytes)

@@ -5,6 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use sandglass_egress::policy::Openings;
@@ -21,6 +22,10 @@ use crate::config::Config;
 use crate::data_dir::DataDir;
 use crate::startup::{Reason, StartupError};
 use crate::watchdog::Watched;
+
+/// How long what no server needs stays in the cache folder after it was last touched. What is there is touched by who starts a
+/// server, which says soon afterwards itself what it needs.
+const KEEP_UNNEEDED: Duration = Duration::from_secs(24 * 3600);
 
 /// Starts the privileged half. Returns this half's end of the line to it.
 ///
@@ -128,6 +133,7 @@ fn start(data: &DataDir, args: cli::Host) -> Result<Started, StartupError> {
         guest_args: vec!["init".into()],
         airlocks: Some(Arc::clone(&airlocks) as _),
         driver: Driver::default(),
+        keep_unneeded: KEEP_UNNEEDED,
     })
     .inspect_err(|_| airlocks.close())?;
     Ok(Started { engine: Arc::new(engine), airlocks: Some(airlocks) })

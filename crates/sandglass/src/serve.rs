@@ -89,7 +89,12 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
     let machine = Machine::look(&paths.sandboxes(), &paths.images(), data.path())?;
     let budgets = budgets::in_force(config.quota, config.host, machine);
     tracing::info!(?budgets, "what sandboxes may use together");
-    let guest = guest_binary::install(&config.cache_dir, args.guest.as_deref())?;
+    let guest_folder = match config.engine {
+        Engine::Gvisor => &config.cache_dir,
+        // It runs from there for as long as there are sandboxes, and an instance without layers has no word in the cache folder.
+        Engine::Fake => &paths.data,
+    };
+    let guest = guest_binary::install(guest_folder, args.guest.as_deref())?;
     let base = match config.engine {
         Engine::Gvisor => template::prepare(&config.cache_dir, "base", |line| tracing::info!("{line}")),
         Engine::Fake => template::unbuilt("base"),

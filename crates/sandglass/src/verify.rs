@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! verify          prepares the template on this machine, leaves the machine, waits
-//! ├─ janitor      outlives it, and removes the control groups: all else ends with its namespaces
+//! ├─ janitor      outlives it, and removes the control groups and pins: all else ends with its namespaces
 //! └─ stage        process 1 of a machine of its own: processes, mounts, network, IPC, host name, a disk
 //!    ├─ strict    a server as it is delivered, and sandboxes in it
 //!    ├─ bare      a server whose sandboxes are processes of the stage, as root
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &Verify) -> anyhow::Result<ExitCode> {
         cycles: args.cycles,
         json: args.json,
     };
-    let janitor = janitor::start(&[&plan.strict, &plan.bare, &plan.fence])?;
+    let janitor = janitor::start(&plan.cache, &[&plan.strict, &plan.bare, &plan.fence])?;
     let code = stage::enter(&plan);
     janitor.finish()?;
     code

@@ -1,4 +1,4 @@
-//! What images take on the disk, and what it would free to delete one.
+//! What images take on the disk, what it would free to delete one, and what of the cache folder is needed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -71,6 +71,14 @@ impl Control {
         self.record(team, id).await?;
         let of_it = |row: &SnapshotRow| row.source == *id && row.purpose == Purpose::Snapshot;
         self.together(Some(id.clone()), of_it).await
+    }
+
+    /// Has what nobody needs any more removed from the cache folder. What fails is done the next time.
+    pub(super) async fn tidy_cache(&self) {
+        let rootfs = self.0.config.templates.values().map(|template| template.rootfs).collect();
+        if let Err(error) = self.0.host.tidy_cache(rootfs).await {
+            tracing::error!(error = %Chain(&error), "the cache folder can't be tidied");
+        }
     }
 
     async fn together(

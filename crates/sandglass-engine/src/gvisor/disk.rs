@@ -10,6 +10,7 @@ use rustix::fs::{SeekFrom, ioctl_ficlone, seek};
 use rustix::io::Errno;
 use sandglass_linux::process::{Launch, run};
 
+use super::cache;
 use super::paths::HostPaths;
 use crate::engine::{EngineError, step};
 
@@ -48,9 +49,10 @@ fn formatted(paths: &HostPaths, mib: u32) -> Result<PathBuf, EngineError> {
     if target.exists() {
         return Ok(target);
     }
+    let _nobody_sweeps = cache::share(&paths.cache).map_err(failed)?;
     fs_err::create_dir_all(&dir).map_err(failed)?;
     // Made aside and renamed: several instances may be at it, and each renames a whole one.
-    let aside = tempfile::Builder::new().prefix(".making-").tempdir_in(&dir).map_err(failed)?;
+    let aside = tempfile::Builder::new().prefix(cache::MAKING).tempdir_in(&dir).map_err(failed)?;
     let content = aside.path().join("content");
     for (name, mode) in [(UPPER, 0o755), (WORK, 0o755), (TMP, 0o1777)] {
         let path = content.join(name);

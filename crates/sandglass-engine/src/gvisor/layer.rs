@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use sandglass_types::Digest;
 use sha2::{Digest as _, Sha256};
 
+use super::cache;
 use super::oci::GUEST_PATH;
 use super::paths::HostPaths;
 use crate::engine::EngineError;
@@ -63,12 +64,13 @@ fn build(paths: &HostPaths, guest: &Path) -> io::Result<Layer> {
     ];
     let digest = digest(&files);
     let path = path(paths, &digest);
-    if path.exists() {
+    let home = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    let _nobody_sweeps = cache::share(&paths.cache)?;
+    if cache::touch(&paths.cache, home)? && path.exists() {
         return Ok(Layer { digest, path });
     }
-    let home = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     fs_err::create_dir_all(home)?;
-    let aside = tempfile::Builder::new().prefix(".making-").tempdir_in(home)?;
+    let aside = tempfile::Builder::new().prefix(cache::MAKING).tempdir_in(home)?;
     let root = aside.path().join("layer");
     for (name, content, mode) in files {
         let file = root.join(name.trim_start_matches('/'));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sandglass_linux::fdpass;
-use sandglass_types::{Error, ErrorKind, SandboxId};
+use sandglass_types::{Digest, Error, ErrorKind, SandboxId};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, oneshot};
@@ -322,6 +322,14 @@ impl Host {
             }
         }
         Ok(all)
+    }
+
+    /// Removes what nobody needs any more of the cache folder; this server needs these root file systems.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn tidy_cache(&self, rootfs: Vec<Digest>) -> Result<(), HostError> {
+        self.do_it(Verb::TidyCache(rootfs)).await
     }
 
     /// Keeps another deadline for a sandbox, or none.

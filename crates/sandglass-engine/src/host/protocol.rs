@@ -3,7 +3,7 @@
 //! Both halves are always of the same build, so this may change freely; it is still typed and small, because it is
 //! the only way to the privileged half. The bounds of [`sandglass_linux::fdpass`] hold for each packet.
 
-use sandglass_types::SandboxId;
+use sandglass_types::{Digest, SandboxId};
 use serde::{Deserialize, Serialize};
 
 use crate::deadline::Deadline;
@@ -80,6 +80,8 @@ pub enum Verb {
     RemoveImage(SandboxId),
     /// [`crate::Engine::footprints`].
     Footprints(Vec<SandboxId>),
+    /// [`crate::Engine::tidy_cache`].
+    TidyCache(Vec<Digest>),
     /// [`crate::Engine::set_deadline`].
     SetDeadline {
         /// Whose.
@@ -134,6 +136,7 @@ impl Verb {
             Self::Images => "images",
             Self::RemoveImage(_) => "remove_image",
             Self::Footprints(_) => "footprints",
+            Self::TidyCache(_) => "tidy_cache",
             Self::SetDeadline { .. } => "set_deadline",
             Self::Destroy(_) => "destroy",
             Self::Stats(_) => "stats",

@@ -119,6 +119,7 @@ fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
         Verb::Images => engine.images().map(|all| (Answer::Images(all), Vec::new())),
         Verb::RemoveImage(image) => engine.remove_image(&image).map(done),
         Verb::Footprints(ids) => engine.footprints(&ids).map(|all| (Answer::Footprints(all), Vec::new())),
+        Verb::TidyCache(rootfs) => engine.tidy_cache(&rootfs).map(done),
         Verb::SetDeadline { id, deadline } => engine.set_deadline(&id, deadline).map(done),
         Verb::Destroy(id) => engine.destroy(&id).map(done),
         Verb::Stats(id) => engine.stats(&id).map(|stats| (Answer::Stats(stats), Vec::new())),

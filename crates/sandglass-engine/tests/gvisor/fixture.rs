@@ -14,7 +14,7 @@ use sandglass_linux::{loopdev, mount};
 use sandglass_testkit::conformance::{self, LINE_AGENT, LineAgent, Subject, limits};
 use sandglass_types::{Digest, InstanceId, Limits, SandboxId};
 
-const ROOTFS: Digest = Digest::from_bytes([0x5a; 32]);
+pub(crate) const ROOTFS: Digest = Digest::from_bytes([0x5a; 32]);
 
 /// Most that one answer may take on a busy machine.
 const ANSWER: Duration = Duration::from_secs(60);
@@ -93,6 +93,28 @@ impl Fixture {
         let mut fixture = Self { dir, instance: InstanceId::random(), subject, engine: None };
         fixture.reopen();
         fixture
+    }
+
+    /// Another instance that shares the cache folder of this one.
+    pub(crate) fn beside(&self) -> Self {
+        let dir = tempfile::Builder::new().prefix("sandglass-test-").tempdir().unwrap();
+        std::os::unix::fs::symlink(self.cache(), dir.path().join("cache")).unwrap();
+        std::fs::copy(self.path().join("agent"), dir.path().join("agent")).unwrap();
+        let mut fixture = Self { dir, instance: InstanceId::random(), subject: self.subject, engine: None };
+        fixture.reopen();
+        fixture
+    }
+
+    /// Sandboxes made after the next start have another agent, which does the same.
+    pub(crate) fn change_agent(&self) {
+        let path = self.path().join("agent");
+        let mut text = std::fs::read_to_string(&path).unwrap();
+        text.push_str("# another one\n");
+        std::fs::write(path, text).unwrap();
+    }
+
+    pub(crate) fn cache(&self) -> PathBuf {
+        std::fs::canonicalize(self.path().join("cache")).unwrap()
     }
 
     /// Ends the engine and leaves all else, for another process to go on with.
@@ -246,6 +268,7 @@ pub(crate) fn open(dir: &Path, instance: &InstanceId, subject: Gvisor) -> Gvisor
         guest_args: Vec::new(),
         airlocks: subject.network.then(airlocks),
         driver: subject.driver,
+        keep_unneeded: Duration::ZERO,
     };
     GvisorEngine::open(config).unwrap()
 }

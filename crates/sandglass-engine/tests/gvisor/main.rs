@@ -1,6 +1,7 @@
 //! The gVisor engine on the real `runsc`, as root. Nothing here skips: a machine that can't run it fails.
 #![allow(clippy::unwrap_used)]
 
+mod cache;
 mod conformance;
 mod control;
 mod crash;

@@ -37,6 +37,8 @@ pub(crate) struct Verify {
 
 #[derive(Debug, Args)]
 pub(crate) struct Janitor {
+    #[arg(long)]
+    pub(crate) cache_dir: PathBuf,
     #[arg(long, required = true)]
     pub(crate) instance: Vec<InstanceId>,
 }

@@ -1,11 +1,13 @@
-//! Removes the control groups of the stage's servers once `verify` has ended, also when it was killed. They are all that
-//! it makes outside of its own namespaces.
+//! Removes the control groups of the stage's servers, and what they needed of the cache folder, once `verify` has ended, also
+//! when it was killed. They are all that it makes outside of its own namespaces.
 
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use sandglass_engine::gvisor::cache;
 use sandglass_linux::cgroup::{self, Cgroups};
 use sandglass_types::InstanceId;
 
@@ -22,9 +24,9 @@ pub(super) struct Waiting {
 }
 
 /// Starts it. A group of its own keeps the terminal's Ctrl-C from it.
-pub(super) fn start(instances: &[&InstanceId]) -> anyhow::Result<Waiting> {
+pub(super) fn start(cache: &Path, instances: &[&InstanceId]) -> anyhow::Result<Waiting> {
     let mut command = Command::new(std::env::current_exe().context("this program can't find itself")?);
-    command.arg("verify-janitor");
+    command.arg("verify-janitor").arg("--cache-dir").arg(cache);
     for instance in instances {
         command.arg("--instance").arg(instance.as_str());
     }
@@ -43,7 +45,10 @@ impl Waiting {
     pub(super) fn finish(mut self) -> anyhow::Result<()> {
         drop(self.line.take());
         if !self.child.wait()?.success() {
-            bail!("control groups of the stage are left; `sandglass-…` below {} names them", cgroup::ROOT);
+            bail!(
+                "something of the stage is left: `sandglass-…` below {} names its control groups",
+                cgroup::ROOT
+            );
         }
         Ok(())
     }
@@ -58,6 +63,7 @@ pub(crate) fn run(args: &Janitor) -> anyhow::Result<ExitCode> {
             groups.leaf(&name)?.remove(PATIENCE)?;
         }
         groups.remove_parent()?;
+        cache::forget(&args.cache_dir, instance)?;
     }
     Ok(ExitCode::SUCCESS)
 }
