@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandglass_types::budget::{Amount, admit};
-use sandglass_types::{Error, SandboxState};
+use sandglass_types::{Error, SandboxId};
 use tokio::time::{Instant, sleep};
 
 use crate::shared::Shared;
@@ -28,7 +28,7 @@ struct Spare {
 
 /// What can be given up.
 enum What {
-    Unused(sandglass_types::SandboxId),
+    Unused(SandboxId),
     Ahead(u64),
 }
 
@@ -49,21 +49,12 @@ impl Spare {
     }
 }
 
-/// All that sandboxes and images with rows are promised.
-async fn in_use(shared: &Shared) -> Result<Amount, Error> {
-    let rows = shared.store.on_node(shared.node, &SandboxState::NOT_ENDED).await.map_err(crate::stored)?;
-    let images = shared.store.snapshots_on_node(shared.node).await.map_err(crate::stored)?;
-    let of_rows = rows.iter().map(|row| Amount::of(&row.limits).of_machine(row.state));
-    let of_images = images.iter().map(|row| Amount::of(&row.limits).as_image());
-    Ok(of_rows.chain(of_images).fold(Amount::default(), Amount::and))
-}
-
 /// Whether all that was made for nobody has room beside what there are rows for.
 ///
 /// # Errors
 /// The store failed.
 pub(crate) async fn is_enough(shared: &Shared) -> Result<bool, Error> {
-    let taken = in_use(shared).await?;
+    let taken = shared.store.in_use(shared.node).await.map_err(crate::stored)?;
     Ok(admit(&shared.config.budgets.capacity, &taken, &Spare::of(shared).all()).is_ok())
 }
 
@@ -80,7 +71,7 @@ pub(crate) async fn yield_room(shared: &Arc<Shared>, more: Amount) -> Result<(),
         if all == Amount::default() {
             return Ok(());
         }
-        let taken = in_use(shared).await?.and(more);
+        let taken = shared.store.in_use(shared.node).await.map_err(crate::stored)?.and(more);
         // Once more: it may be less by now.
         let spare = Spare::of(shared);
         if admit(capacity, &taken, &spare.all()).is_ok() {

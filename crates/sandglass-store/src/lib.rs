@@ -20,6 +20,7 @@ pub use sqlite::SqliteStore;
 
 use async_trait::async_trait;
 use sandglass_egress::policy::Policy;
+use sandglass_types::budget::Amount;
 use sandglass_types::{
     Digest, KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName,
 };
@@ -197,6 +198,9 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// How many sandboxes of a node have not ended, by state; a state that none is in may be missing.
     async fn count_on_node(&self, node: NodeId) -> Result<Vec<(SandboxState, u64)>, StoreError>;
+
+    /// What the sandboxes and the images of a node are promised together, as it counts against the capacity.
+    async fn in_use(&self, node: NodeId) -> Result<Amount, StoreError>;
 
     /// The history of one sandbox, oldest first.
     async fn events(&self, id: &SandboxId) -> Result<Vec<Event>, StoreError>;

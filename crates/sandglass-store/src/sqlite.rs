@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_egress::policy::Policy;
+use sandglass_types::budget::Amount;
 use sandglass_types::{
     Digest, KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName,
 };
@@ -300,6 +301,10 @@ impl Store for SqliteStore {
 
     async fn count_on_node(&self, node: NodeId) -> Result<Vec<(SandboxState, u64)>, StoreError> {
         self.count_by_state(node).await
+    }
+
+    async fn in_use(&self, node: NodeId) -> Result<Amount, StoreError> {
+        self.in_use_on(node).await
     }
 
     async fn events(&self, id: &SandboxId) -> Result<Vec<Event>, StoreError> {

@@ -126,6 +126,8 @@ pub async fn a_paused_sandbox_runs_again_where_there_is_room(store: Arc<dyn Stor
     }
     let moved = store.set_end(&first, at(50), false, at(2)).await.unwrap();
     assert_eq!(moved, None, "nothing ends it while it is paused");
+    let held = Amount { disk_mib: 5120, ..Amount::default() };
+    assert_eq!(store.in_use(node).await.unwrap(), held);
     let disk = Amount { disk_mib: 4096, ..Amount::UNBOUNDED };
     let full = store.insert_sandbox(&NewSandbox { capacity: disk, ..new() }).await.unwrap();
     let excess = Excess { resource: Resource::Disk, budget: 4096, in_use: 5120, asked: 4096 };

@@ -261,6 +261,9 @@ pub async fn children_of_a_fork_are_admitted_together_or_not_at_all(store: Arc<d
     let new = fork(4, room);
     assert_eq!(store.insert_snapshot(&new, &children).await.unwrap(), Admitted::Inserted);
     assert_eq!(count().await, (4, 1));
+    let all = Amount { sandboxes: 4, cpus: 8, memory_mib: 4096, disk_mib: room };
+    assert_eq!(store.in_use(node).await.unwrap(), all);
+    assert_eq!(store.in_use(NodeId::random()).await.unwrap(), Amount::default());
     for child in &children {
         let row = store.sandbox(&child.id).await.unwrap().unwrap();
         assert_eq!((row.state, row.generation), (S::Creating, Generation(3)));

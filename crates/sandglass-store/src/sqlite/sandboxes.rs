@@ -214,6 +214,11 @@ impl SqliteStore {
         row_of(&mut reader, id).await
     }
 
+    pub(super) async fn in_use_on(&self, node: NodeId) -> Result<Amount, StoreError> {
+        let mut reader = self.readers.acquire().await.map_err(database)?;
+        Ok(held(&mut reader, node).await?.all())
+    }
+
     pub(super) async fn select_events(&self, id: &SandboxId) -> Result<Vec<Event>, StoreError> {
         let found = sqlx::query(
             "SELECT seq, at, state, end_reason, detail FROM events WHERE sandbox = ?1 ORDER BY seq",
@@ -288,16 +293,40 @@ pub(super) async fn refused(
     if let Err(excess) = admit(&asked.quota, &in_use, &asked.of_team) {
         return Ok(Some(Refusal::Quota(excess)));
     }
-    let on_node = promised(connection, promised_to!("node"), &asked.node.to_string()).await?;
-    let (kept, going) = images(connection, asked.node).await?;
-    let in_use = total(&on_node, Amount::of_machine).and(kept).and(going);
-    if let Err(excess) = admit(&asked.capacity, &in_use, &asked.of_machine) {
-        let staying = on_node.iter().filter(|(state, _)| *state != SandboxState::Ending);
-        let staying = total(staying, Amount::of_machine).and(kept);
-        let soon = admit(&asked.capacity, &staying, &asked.of_machine).is_ok();
+    let held = held(connection, asked.node).await?;
+    if let Err(excess) = admit(&asked.capacity, &held.all(), &asked.of_machine) {
+        let soon = admit(&asked.capacity, &held.staying(), &asked.of_machine).is_ok();
         return Ok(Some(Refusal::Capacity { excess, soon }));
     }
     Ok(None)
+}
+
+/// What a machine can't give to others.
+struct Held {
+    /// By the state of the sandboxes.
+    sandboxes: Vec<(SandboxState, Amount)>,
+    /// Those that stay.
+    images: Amount,
+    /// Those that are being removed.
+    going: Amount,
+}
+
+impl Held {
+    fn all(&self) -> Amount {
+        total(&self.sandboxes, Amount::of_machine).and(self.images).and(self.going)
+    }
+
+    /// Without what is at its end.
+    fn staying(&self) -> Amount {
+        let staying = self.sandboxes.iter().filter(|(state, _)| *state != SandboxState::Ending);
+        total(staying, Amount::of_machine).and(self.images)
+    }
+}
+
+async fn held(connection: &mut SqliteConnection, node: NodeId) -> Result<Held, StoreError> {
+    let sandboxes = promised(connection, promised_to!("node"), &node.to_string()).await?;
+    let (images, going) = images(connection, node).await?;
+    Ok(Held { sandboxes, images, going })
 }
 
 /// What the images of a machine were promised that sandboxes are made from: those that stay, and those that are being
