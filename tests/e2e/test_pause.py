@@ -1,5 +1,6 @@
 """A sandbox that is paused uses nothing, and goes on where it was."""
 
+import json
 import threading
 import time
 import uuid
@@ -109,6 +110,23 @@ def test_a_paused_sandbox_owns_its_image_and_what_stands_still(server, sandbox):
     # With its files alone, there is nothing to make ahead.
     assert pause(server, id, memory=False).status_code == 204
     until(lambda: not cgroups_named(id), what="its processes and control groups to be gone")
+
+
+def test_memory_of_another_runsc_is_refused_by_name_and_the_files_are_there(server, sandbox):
+    sandbox.files.write("/home/user/kept", "yes")
+    sandbox.pause()
+    meta = server.data_dir / "host" / "images" / sandbox.sandbox_id / "meta.json"
+    said = json.loads(meta.read_text())
+    has, said["pinned"]["runsc"] = said["pinned"]["runsc"], "release-of-long-ago"
+    meta.write_text(json.dumps(said))
+    path = f"/sandboxes/{sandbox.sandbox_id}/resume"
+    refused = call(server, "POST", path, json={"timeout": 60})
+    assert refused.status_code == 409, refused.text
+    for words in ("runsc release-of-long-ago", has, '"memory": false'):
+        assert words in refused.json()["message"]
+    assert call(server, "GET", f"/v1/sandboxes/{sandbox.sandbox_id}").json()["state"] == "paused"
+    assert call(server, "POST", path, json={"timeout": 60, "memory": False}).status_code == 201
+    assert sandbox.files.read("/home/user/kept") == "yes"
 
 
 def test_what_is_legal_when(server, sandbox):
