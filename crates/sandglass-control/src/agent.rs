@@ -309,18 +309,23 @@ pub(crate) async fn guard_airlock(
     tasks: &TaskTracker,
 ) -> Result<(), Error> {
     let io = |error: std::io::Error| Error::internal("the sandbox's network could not be guarded", error);
-    let udp = std::net::UdpSocket::from(host.airlock_socket(id, AirlockSocket::DnsUdp).await?);
-    udp.set_nonblocking(true).map_err(io)?;
-    let udp = UdpSocket::from_std(udp).map_err(io)?;
     let listener = async |socket| {
         let tcp = std::net::TcpListener::from(host.airlock_socket(id, socket).await?);
         tcp.set_nonblocking(true).map_err(io)?;
         TcpListener::from_std(tcp).map_err(io)
     };
-    let tcp = listener(AirlockSocket::DnsTcp).await?;
-    let connections = listener(AirlockSocket::TcpEgress).await?;
+    let (udp, tcp, connections, log) = tokio::join!(
+        host.airlock_socket(id, AirlockSocket::DnsUdp),
+        listener(AirlockSocket::DnsTcp),
+        listener(AirlockSocket::TcpEgress),
+        host.airlock_socket(id, AirlockSocket::FilterLog),
+    );
+    let udp = std::net::UdpSocket::from(udp?);
+    udp.set_nonblocking(true).map_err(io)?;
+    let udp = UdpSocket::from_std(udp).map_err(io)?;
+    let (tcp, connections) = (tcp?, connections?);
     // What the packet filter holds up is held up whether it is written down or not.
-    let log = match host.airlock_socket(id, AirlockSocket::FilterLog).await {
+    let log = match log {
         Ok(log) => Some(UnixDatagram::from_std(log.into()).map_err(io)?),
         // The host has said so at its start.
         Err(error) if error.refusal() == Some(RefusalKind::Unsupported) => None,
