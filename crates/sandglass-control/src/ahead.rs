@@ -57,15 +57,12 @@ impl Ahead {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for who was paused just now. Where all are taken, who has had one for longest is to give it up; `None` if
-    /// there are none at all.
+    /// A place for who was paused just now, which takes room from here on; `None` if there are none at all.
     pub(crate) fn place(self: &Arc<Self>, limits: &Limits) -> Option<Place> {
         if self.max == 0 {
             return None;
         }
         let mut taken = self.taken();
-        let surplus = (taken.places.len() + 1).saturating_sub(self.max);
-        taken.places.values().take(surplus).for_each(|(wanted, _)| wanted.cancel());
         let (number, wanted) = (taken.next, CancellationToken::new());
         taken.next += 1;
         taken.places.insert(number, (wanted.clone(), amount_of(limits)));
@@ -94,6 +91,13 @@ impl Ahead {
 }
 
 impl Place {
+    /// There is room for it. Where there are more than there may be, who has had one for longest is to give it up.
+    pub(crate) fn settle(&self) {
+        let taken = self.of.taken();
+        let surplus = taken.places.len().saturating_sub(self.of.max);
+        taken.places.values().take(surplus).for_each(|(wanted, _)| wanted.cancel());
+    }
+
     /// Comes when somebody else needs it more.
     pub(crate) async fn wanted(&self) {
         self.wanted.cancelled().await;
@@ -113,13 +117,15 @@ mod tests {
     #[tokio::test]
     async fn who_comes_last_has_one() {
         let (ahead, limits) = (Arc::new(Ahead::new(2)), Limits::default());
-        let place = || ahead.place(&limits).unwrap();
+        let place = || ahead.place(&limits).inspect(Place::settle).unwrap();
         let [first, second] = [(); 2].map(|()| place());
         assert!(!first.wanted.is_cancelled() && !second.wanted.is_cancelled());
         let third = place();
         first.wanted().await;
         assert!(!second.wanted.is_cancelled() && !third.wanted.is_cancelled());
-        drop((first, third));
+        let unsettled = ahead.place(&limits).unwrap();
+        assert!(!second.wanted.is_cancelled(), "there may be no room for it");
+        drop((first, third, unsettled));
         let fourth = place();
         assert!(!second.wanted.is_cancelled() && !fourth.wanted.is_cancelled());
         assert!(Arc::new(Ahead::new(0)).place(&limits).is_none());

@@ -50,6 +50,7 @@ impl Owner<'_> {
         if !room::is_enough(shared).await.unwrap_or(false) {
             return None;
         }
+        place.settle();
         let after_millis = u64::try_from(ALONE.as_millis()).unwrap_or(u64::MAX);
         let deadline = Some(Deadline { at: shared.clock.now().plus(ALONE), after_millis });
         let (id, rootfs, limits) = (self.row.id.clone(), self.row.rootfs, self.row.limits);
