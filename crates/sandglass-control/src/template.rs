@@ -30,6 +30,7 @@ use fs_err as fs;
 use rustix::fs::FlockOperation;
 use sandglass_engine::gvisor::cache;
 use sandglass_store::CommandDefaults;
+use sandglass_types::error::Chain;
 use sandglass_types::{Clock as _, Digest, SystemClock, Timestamp};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -213,6 +214,7 @@ fn prepare_recipe(
     }
     // The record appears by a rename, so that a reader needs no lock.
     if let Some(template) = prepared()? {
+        clear_up(cache_dir, recipe.name);
         return Ok(template);
     }
     make_folders(cache_dir)?;
@@ -294,17 +296,36 @@ fn make_folders(cache_dir: &Path) -> Result<(), TemplateError> {
 /// Waits until no other server prepares this template. Dropping the file, also by a crash, ends the lock.
 fn lock(cache_dir: &Path, name: &str, progress: &mut dyn FnMut(&str)) -> Result<File, TemplateError> {
     let step = "locking the template";
-    let path = cache_dir.join("templates").join(format!("{name}.lock"));
-    let file =
-        fs::OpenOptions::new().write(true).create(true).truncate(false).open(path).step(step)?.into_parts().0;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => return Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => {}
-        Err(e) => return Err(e).step(step),
+    let (file, locked) = try_lock(cache_dir, name)?;
+    if locked {
+        return Ok(file);
     }
     progress(&format!("waiting for another server that prepares the template {name:?}"));
     rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive)).step(step)?;
     Ok(file)
+}
+
+/// The file of the lock, and whether it was free and is held now.
+fn try_lock(cache_dir: &Path, name: &str) -> Result<(File, bool), TemplateError> {
+    let step = "locking the template";
+    let path = cache_dir.join("templates").join(format!("{name}.lock"));
+    let file =
+        fs::OpenOptions::new().write(true).create(true).truncate(false).open(path).step(step)?.into_parts().0;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok((file, true)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok((file, false)),
+        Err(e) => Err(e).step(step),
+    }
+}
+
+/// Removes what a crashed build of a template left that is ready by now, unless somebody builds it. No server needs that to
+/// start.
+fn clear_up(cache_dir: &Path, name: &str) {
+    let cleared = try_lock(cache_dir, name)
+        .and_then(|(_lock, locked)| if locked { remove_leftovers(cache_dir, name) } else { Ok(()) });
+    if let Err(error) = cleared {
+        tracing::warn!(template = name, error = %Chain(&error), "what a crashed build left stays");
+    }
 }
 
 /// A folder that is removed when dropped, on the file system of the cache.

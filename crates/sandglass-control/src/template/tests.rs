@@ -97,9 +97,17 @@ fn a_template_is_built_once_and_kept_by_content() {
     assert_eq!(fs::metadata(&rootfs).unwrap().permissions().mode() & 0o7777, 0o755);
     assert_eq!(read_record(cache.path(), "tiny", first.recipe).unwrap(), Some(first.clone()));
 
-    // The same recipe is not built again, a changed release is, and equal bytes are kept once.
+    // The same recipe is not built again, and what is left of a build that was cut off is removed once nobody builds.
+    fs::create_dir_all(cache.path().join("build/tiny.crashed/x")).unwrap();
+    let building = lock(cache.path(), "tiny", &mut |_| ()).unwrap();
     let mut silent = |line: &str| panic!("built again: {line}");
     assert_eq!(prepare_recipe(cache.path(), &tiny(GOOD), "r1", &mut silent).unwrap(), first);
+    assert_eq!(scratch_names(cache.path()), ["tiny.crashed"]);
+    drop(building);
+    assert_eq!(prepare_recipe(cache.path(), &tiny(GOOD), "r1", &mut silent).unwrap(), first);
+    assert_eq!(scratch_names(cache.path()), Vec::<String>::new());
+
+    // A changed release is built, and equal bytes are kept once.
     let second = prepare_recipe(cache.path(), &tiny(GOOD), "r2", &mut |_| ()).unwrap();
     assert_ne!(second.recipe, first.recipe);
     assert_eq!(second.rootfs, first.rootfs);
