@@ -120,7 +120,7 @@ def test_one_that_computes_stands_still_too_and_goes_on(pooled, tmp_path):
     assert origin == "template; path=pool"
     # It is somebody's by now, also for the ledger.
     assert taken.sandbox_id not in unused(pooled)
-    spun = lambda: taken.files.read("/dev/shm/spun").strip()  # noqa: E731
+    spun = lambda: taken.commands.run("cat /dev/shm/spun").stdout.strip()  # noqa: E731
     before = spun()
     until(lambda: spun() not in ("", before), within=PATIENCE, what="it computes on")
     taken.kill()

@@ -58,12 +58,17 @@ pub(crate) fn allocated(path: &Path) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// Reads a file of at most `max` bytes, which must not be a link; `None` if there is none.
+/// Reads a file of at most `max` bytes, which must be a file and no link to one; `None` if there is none. It waits for nobody,
+/// whatever somebody has put there.
 pub(crate) fn read_small(path: &Path, max: u64) -> io::Result<Option<Vec<u8>>> {
-    let nofollow = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
+    let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).unwrap_or_default();
     let mut bytes = Vec::new();
-    let opened = fs_err::OpenOptions::new().read(true).custom_flags(nofollow).open(path);
-    match opened.and_then(|file| file.take(max + 1).read_to_end(&mut bytes)) {
+    let opened = fs_err::OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let plain = |file: fs_err::File| match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::from(io::ErrorKind::InvalidInput)),
+    };
+    match opened.and_then(plain).and_then(|file| file.take(max + 1).read_to_end(&mut bytes)) {
         Ok(len) if len as u64 > max => Err(io::ErrorKind::FileTooLarge.into()),
         Ok(_) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -65,7 +65,7 @@ use self::control::Control;
 use self::exit::{Evidence, classify};
 use self::image::{CHECKPOINT_TIMEOUT, Image, Memory, Source, Unfinished};
 use self::layer::Layer;
-use self::record::{Pinned, Record, Restore};
+use self::record::{Pinned, Record};
 use self::runsc::{MAKE_TIMEOUT, Make, Network, Runsc};
 use self::turns::Turns;
 use crate::deadline::{self, Deadline, Moment};
@@ -355,7 +355,7 @@ impl GvisorEngine {
             tracing::debug!(%error, "joining the control group may take its time");
         }
         let ((), mounts) = both(surroundings, mounts)?;
-        if spec.unused || source.prepared().is_some() {
+        if spec.unused || matches!(source, Source::Ahead(..)) {
             self.turns.nobody_waits(&leaf);
         } else {
             self.turns.made(id, &leaf);
@@ -396,7 +396,7 @@ impl GvisorEngine {
         }
         record.sandbox = Some(identity.into());
         record.progress = self.over_socket.then_some(Status::Created);
-        record.restore = source.prepared().map(Restore::Waits);
+        record.restore = source.restore().filter(|_| self.over_socket);
         sandglass_failpoint::hit("engine.create.save")?;
         self.save(&record)?;
         Ok(record)

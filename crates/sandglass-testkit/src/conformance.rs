@@ -187,6 +187,7 @@ macro_rules! with_conformance_cases {
             network::a_guest_has_one_interface_that_ends_at_the_server: AIRLOCK,
             network::a_guest_is_reached_by_the_server_alone: AIRLOCK,
             checkpoint::two_children_go_on_from_one_image: CHECKPOINT,
+            checkpoint::it_may_be_flushed_after_its_source_runs_again: CHECKPOINT,
             checkpoint::an_image_outlives_its_parent_and_its_host: CHECKPOINT,
             checkpoint::an_image_that_does_not_fit_is_refused_and_leaves_nothing: CHECKPOINT,
             checkpoint::it_starts_anew_from_its_disk: CHECKPOINT,

@@ -73,10 +73,10 @@ impl GvisorEngine {
         sandglass_failpoint::hit("engine.restore.begin")?;
         // It may have been made long ago; somebody waits for it only now.
         self.turns.made(&record.id, &self.holdings.leaf(&record.id)?);
-        // Never twice: who finds it half way does not know how far that was.
-        let waited = record.restore.replace(Restore::Begun).is_some();
-        self.save(&record)?;
-        if waited {
+        if let Some(Restore::Waits(_)) = record.restore {
+            // Never twice: who finds it half way does not know how far that was.
+            record.restore = Some(Restore::Begun);
+            self.save(&record)?;
             self.signal(&record, process::Signal::CONT)?;
         }
         let link = self.guest_link(&record.id)?;

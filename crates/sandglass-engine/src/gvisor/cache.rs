@@ -124,7 +124,11 @@ pub fn touch(cache: &Path, path: &Path) -> io::Result<bool> {
 /// # Errors
 /// Its pins can't be removed.
 pub fn forget(cache: &Path, instance: &InstanceId) -> io::Result<()> {
-    gone(fs_err::remove_dir_all(pins_of(cache).join(instance.as_str())))
+    // Under another name first, by which a half of it is known as one.
+    let going = pins_of(cache).join(format!("{MAKING}{instance}"));
+    gone(fs_err::remove_dir_all(&going))?;
+    gone(fs_err::rename(pins_of(cache).join(instance.as_str()), &going))?;
+    gone(fs_err::remove_dir_all(going))
 }
 
 /// What is not there is as good as removed.

@@ -11,7 +11,7 @@ use sandglass_types::error::Chain;
 use sandglass_types::{Digest, Limits, SandboxId};
 use serde::{Deserialize, Serialize};
 
-use super::record::Pinned;
+use super::record::{Pinned, Restore};
 use crate::engine::{EngineError, Keep, Lack, step};
 
 /// Upper bound of an image's description, in bytes.
@@ -66,9 +66,14 @@ impl Source {
         }
     }
 
-    /// The image that a sandbox is made ahead for.
-    pub(super) fn prepared(&self) -> Option<SandboxId> {
-        if let Self::Ahead(_, image) = self { Some(image.clone()) } else { None }
+    /// What the sandbox's record says of an image that is brought back in it over its control socket. That it has begun is
+    /// said before it does: nobody may ask in between.
+    pub(super) fn restore(&self) -> Option<Restore> {
+        match self {
+            Self::Blank | Self::Disk(_) => None,
+            Self::Image(_) => Some(Restore::Begun),
+            Self::Ahead(_, image) => Some(Restore::Waits(image.clone())),
+        }
     }
 
     /// Most bytes of the disk that may be copied where blocks can't be shared.

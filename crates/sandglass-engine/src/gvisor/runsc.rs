@@ -213,7 +213,8 @@ impl Runsc {
             .arg(&self.root)?;
         if let Some(Logs { log, panics }) = logs {
             launch = launch.arg("--log")?.arg(log)?.args(["--log-format=json"])?;
-            launch = launch.arg("--panic-log")?.arg(panics)?;
+            // One stack says enough; all of them are as long as the guest has threads.
+            launch = launch.arg("--panic-log")?.arg(panics)?.args(["--traceback=single"])?;
         }
         let network = match network {
             Network::Namespace => "--network=sandbox",
@@ -325,7 +326,9 @@ pub(super) fn report_panic(id: &SandboxId, panics: &Path) {
     let limit = u64::try_from(MAX_OUTPUT).unwrap_or(u64::MAX);
     let read = std::fs::File::open(panics).and_then(|file| file.take(limit).read_to_end(&mut head));
     if read.is_ok_and(|len| len > 0) {
-        tracing::warn!(%id, said = message(&head), "the guest's kernel has died");
+        // The guest may have written it. It is never parsed: this thread's stack is small.
+        let said = shown(first_line(&String::from_utf8_lossy(&head)));
+        tracing::warn!(%id, said, "the guest's kernel has died");
     }
 }
 
@@ -333,19 +336,23 @@ pub(super) fn report_panic(id: &SandboxId, panics: &Path) {
 /// printed, which a stack trace may follow.
 fn message(output: &[u8]) -> String {
     let text = String::from_utf8_lossy(output);
-    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let logged = |line: &str| {
         let entry = serde_json::from_str::<serde_json::Value>(line).ok()?;
         Some(entry.get("msg")?.as_str()?.to_owned())
     };
-    let message = text
-        .lines()
-        .next_back()
-        .and_then(logged)
-        .unwrap_or_else(|| lines.next().unwrap_or("it gave no reason").to_owned());
+    let message = text.lines().next_back().and_then(logged).unwrap_or_else(|| first_line(&text).to_owned());
+    shown(&message)
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().find(|line| !line.trim().is_empty()).unwrap_or("it gave no reason")
+}
+
+/// A text of any content and length, as it may stand in a log.
+fn shown(text: &str) -> String {
     // Of what is not ASCII, some is shown nowhere and some reverses what follows.
-    let shown = |c: char| if c.is_ascii() { c } else { char::REPLACEMENT_CHARACTER };
-    message.chars().filter(|c| !c.is_control()).map(shown).take(MAX_MESSAGE).collect()
+    let plain = |c: char| if c.is_ascii() { c } else { char::REPLACEMENT_CHARACTER };
+    text.chars().filter(|c| !c.is_control()).map(plain).take(MAX_MESSAGE).collect()
 }
 
 #[cfg(test)]
@@ -382,6 +389,21 @@ mod tests {
         assert_eq!(message(&b"x".repeat(100_000)).len(), MAX_MESSAGE);
         assert_eq!(message(&[0xff; 10]).chars().count(), 10);
         assert_eq!(message("a\u{202e}b\u{e000}\u{85}".as_bytes()), "a\u{fffd}b\u{fffd}");
+    }
+
+    #[test]
+    fn what_a_guest_may_have_written_is_not_parsed() {
+        let deep = "{\"a\":".repeat(1000);
+        let report = move || {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("panics");
+            std::fs::write(&path, format!("\n{deep}\npanic")).unwrap();
+            report_panic(&SandboxId::random(), &path);
+        };
+        // The thread that waits for a sandbox has no more.
+        std::thread::Builder::new().stack_size(64 << 10).spawn(report).unwrap().join().unwrap();
+        assert_eq!(shown(first_line("\n \npanic: x\x1b\nmore")), "panic: x");
+        assert_eq!(first_line("\n"), "it gave no reason");
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl Turns {
         self.favour(id, leaf, ASKED);
     }
 
-    /// All that its user runs stands still until this is done.
+    /// All that its user runs stands still until this is done, which mostly takes no longer than it is favoured.
     pub(super) fn stands_still(&self, id: &SandboxId, leaf: &Leaf) {
         self.favour(id, leaf, MADE);
     }

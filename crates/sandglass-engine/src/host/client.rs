@@ -4,12 +4,14 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use sandglass_linux::fdpass;
 use sandglass_types::{Digest, Error, ErrorKind, SandboxId};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::timeout;
 
 use super::protocol::{Answer, Call, RefusalKind, Reply, Verb};
 use super::server::MAX_UNDER_WAY;
@@ -78,25 +80,37 @@ struct Line {
     socket: UnixStream,
     next: AtomicU64,
     /// `None` once the host is gone: no question can wait for an answer any more.
-    asked: Mutex<Option<HashMap<u64, oneshot::Sender<Answered>>>>,
+    asked: Mutex<Option<HashMap<u64, Question>>>,
     /// The host refuses what is more than it does at one time, and a refusal may be the end of a sandbox; so verbs wait here.
-    places: Semaphore,
+    places: Arc<Semaphore>,
     /// Those that read or write all memory and disk of a sandbox keep everybody else from the disk. Who is written stands
     /// still meanwhile, so it does not wait for those that are made from images, of which there may be many.
-    reading: Semaphore,
-    writing: Semaphore,
+    reading: Arc<Semaphore>,
+    writing: Arc<Semaphore>,
+    /// Nobody stands still for these.
+    flushing: Arc<Semaphore>,
     /// Whoever looks at what is on the disk.
-    measuring: Semaphore,
+    measuring: Arc<Semaphore>,
 }
 
-/// Places of the host that are left to verbs whose asker went away: they are still being done.
-const SPARE: usize = 16;
+/// A verb that the host is at. It has its places until the host has answered, whether somebody still waits for that or not.
+#[derive(Debug)]
+struct Question {
+    answer: oneshot::Sender<Answered>,
+    _places: [Option<OwnedSemaphorePermit>; 2],
+}
 
 /// Images that sandboxes are made from at one time.
 const MAX_READ: usize = 8;
 
 /// Images that are written at one time.
 const MAX_WRITTEN: usize = 8;
+
+/// Images that are flushed at one time.
+const MAX_FLUSHED: usize = 2;
+
+/// How long somebody waits who wants to know what is on the disk while others are told.
+const MEASURING: Duration = Duration::from_secs(1);
 
 /// Ids that are measured at one time, which is what a packet has room for.
 const MAX_MEASURED: usize = 1000;
@@ -105,23 +119,51 @@ const MAX_MEASURED: usize = 1000;
 #[derive(Debug, Clone)]
 pub struct Host(Arc<Line>);
 
-/// Takes a question back when its asker goes away.
-struct Asked<'a>(&'a Line, u64);
+/// Takes a question back that was not sent.
+struct Unsent<'a>(&'a Line, u64);
 
-impl Drop for Asked<'_> {
+impl Drop for Unsent<'_> {
     fn drop(&mut self) {
         self.0.forget(self.1);
     }
 }
 
 impl Line {
-    fn expect(&self, seq: u64) -> Option<oneshot::Receiver<Answered>> {
-        let (sender, receiver) = oneshot::channel();
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.insert(seq, sender);
+    fn expect(
+        &self,
+        seq: u64,
+        places: [Option<OwnedSemaphorePermit>; 2],
+    ) -> Option<oneshot::Receiver<Answered>> {
+        let (answer, receiver) = oneshot::channel();
+        let question = Question { answer, _places: places };
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.insert(seq, question);
         Some(receiver)
     }
 
-    fn forget(&self, seq: u64) -> Option<oneshot::Sender<Answered>> {
+    /// Waits until the host may be asked this.
+    async fn places_for(&self, verb: &Verb) -> Result<[Option<OwnedSemaphorePermit>; 2], HostError> {
+        // None is ever closed.
+        let place = async |of: &Arc<Semaphore>| Arc::clone(of).acquire_owned().await.ok();
+        let image = match verb {
+            Verb::Checkpoint { .. } | Verb::KeepDisk { .. } => place(&self.writing).await,
+            Verb::FlushImage(_) => place(&self.flushing).await,
+            Verb::Restore { .. } | Verb::PrepareRestore { .. } | Verb::Boot { .. } => {
+                place(&self.reading).await
+            }
+            Verb::Footprints(_) => timeout(MEASURING, place(&self.measuring)).await.map_err(|_| {
+                let message = "others are told already what is on the disk".into();
+                HostError::Refused { kind: RefusalKind::Busy, message }
+            })?,
+            _ => None,
+        };
+        let any = match verb {
+            Verb::Wait(_) => None,
+            _ => place(&self.places).await,
+        };
+        Ok([image, any])
+    }
+
+    fn forget(&self, seq: u64) -> Option<Question> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.remove(&seq)
     }
 }
@@ -139,10 +181,11 @@ impl Host {
             socket: UnixStream::from_std(socket)?,
             next: AtomicU64::new(1),
             asked: Mutex::new(Some(HashMap::new())),
-            places: Semaphore::new(MAX_UNDER_WAY - SPARE),
-            reading: Semaphore::new(MAX_READ),
-            writing: Semaphore::new(MAX_WRITTEN),
-            measuring: Semaphore::new(1),
+            places: Arc::new(Semaphore::new(MAX_UNDER_WAY)),
+            reading: Arc::new(Semaphore::new(MAX_READ)),
+            writing: Arc::new(Semaphore::new(MAX_WRITTEN)),
+            flushing: Arc::new(Semaphore::new(MAX_FLUSHED)),
+            measuring: Arc::new(Semaphore::new(1)),
         });
         let reader = Arc::clone(&line);
         let reading = async move {
@@ -155,25 +198,11 @@ impl Host {
     }
 
     async fn ask(&self, verb: Verb) -> Result<Answered, HostError> {
-        // Neither is ever closed.
-        let _image = match &verb {
-            Verb::Checkpoint { .. } | Verb::FlushImage(_) | Verb::KeepDisk { .. } => {
-                self.0.writing.acquire().await.ok()
-            }
-            Verb::Restore { .. } | Verb::PrepareRestore { .. } | Verb::Boot { .. } => {
-                self.0.reading.acquire().await.ok()
-            }
-            Verb::Footprints(_) => self.0.measuring.acquire().await.ok(),
-            _ => None,
-        };
-        let _place = match &verb {
-            Verb::Wait(_) => None,
-            _ => self.0.places.acquire().await.ok(),
-        };
+        let places = self.0.places_for(&verb).await?;
         let seq = self.0.next.fetch_add(1, Ordering::Relaxed);
         let packet = serde_json::to_vec(&Call { seq, verb }).map_err(|_| HostError::Confused)?;
-        let answered = self.0.expect(seq).ok_or(HostError::Gone)?;
-        let _asked = Asked(&self.0, seq);
+        let answered = self.0.expect(seq, places).ok_or(HostError::Gone)?;
+        let unsent = Unsent(&self.0, seq);
         loop {
             let socket = &self.0.socket;
             socket.writable().await.map_err(|_| HostError::Gone)?;
@@ -183,6 +212,8 @@ impl Host {
                 Err(_) => return Err(HostError::Gone),
             }
         }
+        // From here on it is answered, or the host is gone.
+        std::mem::forget(unsent);
         match answered.await.map_err(|_| HostError::Gone)? {
             (Answer::Refused { kind, message }, _) => Err(HostError::Refused { kind, message }),
             answered => Ok(answered),
@@ -312,7 +343,7 @@ impl Host {
     /// What images and disks of sandboxes take. Of more than a thousand, blocks may be counted together more than once.
     ///
     /// # Errors
-    /// As all verbs: [`HostError`].
+    /// As all verbs: [`HostError`]; [`RefusalKind::Busy`] if others are told for long.
     pub async fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, HostError> {
         let mut all = Footprints::default();
         for ids in ids.chunks(MAX_MEASURED) {
@@ -432,8 +463,8 @@ async fn read_answers(line: &Line) -> std::io::Result<()> {
         let Some(received) = received else { return Ok(()) };
         let reply: Reply = serde_json::from_slice(&received.message)?;
         // Nobody waits for it any more: its descriptors are closed here.
-        if let Some(asker) = line.forget(reply.seq) {
-            let _gone = asker.send((reply.answer, received.fds));
+        if let Some(question) = line.forget(reply.seq) {
+            let _gone = question.answer.send((reply.answer, received.fds));
         }
     }
 }

@@ -114,6 +114,22 @@ pub(super) fn it_starts_anew_from_its_disk(fixture: &mut Fixture<'_>) {
     assert!(matches!(absent, Err(EngineError::NotFound(_))), "{absent:?}");
 }
 
+pub(super) fn it_may_be_flushed_after_its_source_runs_again(fixture: &mut Fixture<'_>) {
+    let (parent, mut agent) = fixture.run();
+    assert_eq!(agent.sh("x=memory"), "<0>");
+    let engine = fixture.engine();
+    let image = SandboxId::random();
+    engine.pause(&parent.id).unwrap();
+    engine.checkpoint(&parent.id, &image, Keep::Unflushed).unwrap();
+    engine.resume(&parent.id).unwrap();
+    engine.flush_image(&image).unwrap();
+    let absent = engine.flush_image(&SandboxId::random());
+    assert!(matches!(absent, Err(EngineError::NotFound(_))), "{absent:?}");
+    let child = fixture.spec();
+    engine.restore(&child, &image).unwrap();
+    assert_eq!(fixture.attach(&child.id).sh("echo $x"), "memory\n<0>");
+}
+
 pub(super) fn it_can_be_looked_at_while_it_comes_back(fixture: &mut Fixture<'_>) {
     let (parent, image) = image(fixture);
     fixture.destroy(&parent.id);

@@ -79,8 +79,12 @@ pub(crate) async fn run(
         server.settle(&one.id).await?;
     }
     let mut disturbed = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
     while !is_full(endpoint).await? {
-        disturbed.extend(report.keep(command(&mut connection, &running).await).map(millis));
+        if Instant::now() > deadline {
+            bail!("the pool is not full after {} s", PATIENCE.as_secs());
+        }
+        disturbed.push(millis(command(&mut connection, &running).await?));
     }
     endpoint.api()?.kill(&running.id).await?;
     report.keep(endpoint.api()?.delete_template(TEMPLATE).await);

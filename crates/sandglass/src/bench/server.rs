@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use fs_err as fs;
 use rustix::process::{Pid, Signal, kill_process};
-use sandglass_engine::gvisor::HostPaths;
+use sandglass_engine::gvisor::{HostPaths, cache};
 use sandglass_engine::network::DEFAULT_SIZE;
 use sandglass_linux::namespace::Netns;
 use serde_json::Value;
@@ -223,6 +223,11 @@ impl Server {
         });
         match ledger {
             Ok(ledger) => {
+                for data in [self.data(), self.reference()] {
+                    if data.exists() {
+                        cache::forget(&self.cache, DataDir::open(&data)?.instance())?;
+                    }
+                }
                 fs::remove_dir_all(&self.folder)?;
                 Ok(ledger)
             }

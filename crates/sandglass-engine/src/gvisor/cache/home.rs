@@ -87,8 +87,10 @@ impl Home {
         match named {
             Some(Ok(named)) if named == *instance => Standing::There,
             Some(Err(_)) => Standing::Unknown,
-            // It may be on a disk that is not mounted now.
-            _ if mounted_at(&self.data, table).ok().as_ref() != Some(&self.mount) => Standing::Unknown,
+            _ if mounted_at(&self.data, table).ok().as_ref() != Some(&self.mount) => {
+                tracing::info!(%instance, data = %self.data.display(), "the disk of an instance is not mounted, so its pins count");
+                Standing::Unknown
+            }
             _ => Standing::Gone,
         }
     }

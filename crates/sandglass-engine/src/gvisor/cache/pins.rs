@@ -115,7 +115,8 @@ impl Pins {
             return Ok(());
         }
         let _nobody_sweeps = share(&self.cache)?;
-        for entry in new {
+        // What is not there need not stay, and nobody who asks for it fills this folder.
+        for entry in new.into_iter().filter(|entry| entry.path(&self.cache).is_dir()) {
             fs_err::File::create(self.folder.join(entry.to_string()))?;
             state.written.insert(entry);
         }

@@ -11,7 +11,7 @@ use sandglass_linux::mount;
 use sandglass_types::InstanceId;
 
 use super::home::{Home, Standing};
-use super::{Entry, MAKING, gone, pins, pins_of};
+use super::{Entry, MAKING, forget, gone, pins, pins_of};
 
 /// How the names of things begin that are being removed. Whoever finds one goes on with that.
 const GOING: &str = ".going-";
@@ -33,6 +33,8 @@ pub(in super::super) fn sweep(cache: &Path, untouched: Duration) -> io::Result<V
         Err(error) => return Err(io::Error::other(error)),
     };
     let pinned = pinned(cache, untouched)?;
+    // Left by one that died here: in the way of what goes now.
+    remove_going(cache)?;
     let mut removed = Vec::new();
     for entry in entries(cache)? {
         let path = entry.path(cache);
@@ -52,12 +54,17 @@ pub(in super::super) fn sweep(cache: &Path, untouched: Duration) -> io::Result<V
     sandglass_failpoint::hit("engine.cache.swept")?;
     // It takes its time, and nobody finds them any more.
     drop(alone);
+    remove_going(cache)?;
+    Ok(removed)
+}
+
+fn remove_going(cache: &Path) -> io::Result<()> {
     for folder in ["agents", "rootfs"] {
         for path in named(&cache.join(folder), GOING)? {
             gone(fs_err::remove_dir_all(path))?;
         }
     }
-    Ok(removed)
+    Ok(())
 }
 
 /// All that instances need which are there, or may be, or were a short while ago: somebody may be moving a data folder. The
@@ -83,7 +90,7 @@ fn pinned(cache: &Path, untouched: Duration) -> io::Result<BTreeSet<Entry>> {
         }
         if standing == Standing::Gone && is_old(&mark, untouched)? {
             tracing::info!(%instance, "an instance is gone, and what it needed of the cache folder is not needed by it");
-            gone(fs_err::remove_dir_all(&folder))?;
+            forget(cache, &instance)?;
         } else {
             pinned.extend(pins::read(&folder)?);
         }
