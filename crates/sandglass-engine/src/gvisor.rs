@@ -60,7 +60,7 @@ use sandglass_linux::mount::MountNamespace;
 use sandglass_linux::process::{self, Cpus, PidFd, Watch, adopt_orphans};
 use sandglass_types::{Digest, InstanceId, SandboxId};
 
-use self::cache::{Entry, Held, Pins};
+use self::cache::Pins;
 use self::control::Control;
 use self::exit::{Evidence, classify};
 use self::image::{CHECKPOINT_TIMEOUT, Image, Memory, Source, Unfinished};
@@ -218,20 +218,6 @@ impl GvisorEngine {
         // Last: the drop of an engine takes it away again, and nothing else would.
         engine.holdings.cgroups.make_parent().map_err(|error| step("make the control group", error))?;
         Ok(engine)
-    }
-
-    /// What a sandbox is made with, unless its image was made with something else. One that comes back with its memory has
-    /// the agent that runs in it, if that is still in the cache folder; every other has today's. It stays there at least until
-    /// the sandbox has a record.
-    fn pinned(&self, spec: &SandboxSpec, source: &Source) -> Result<(Pinned, Held<'_>), EngineError> {
-        let own = source.agent()?;
-        let agents = [Some(self.layer.digest), own].into_iter().flatten().map(Entry::Agent);
-        let held = self.hold(agents.chain([Entry::Rootfs(spec.rootfs)]))?;
-        let own = own.filter(|agent| layer::path(&self.holdings.paths, agent).is_dir());
-        let agent = own.unwrap_or(self.layer.digest);
-        let pinned = Pinned { rootfs: spec.rootfs, agent, runsc: self.runsc.version.clone() };
-        source.check(&pinned, spec.limits)?;
-        Ok((pinned, held))
     }
 
     fn presence(&self, id: &SandboxId) -> Result<Presence, EngineError> {

@@ -6,16 +6,34 @@ use std::path::Path;
 use sandglass_types::error::Chain;
 use sandglass_types::{Digest, SandboxId};
 
-use super::GvisorEngine;
 use super::cache::{self, Entry, Held};
-use super::image::Image;
+use super::image::{Image, Source};
 use super::record::{Pinned, Record};
-use crate::engine::{EngineError, step};
+use super::{GvisorEngine, layer};
+use crate::engine::{EngineError, SandboxSpec, step};
 use crate::files::ids_in;
 use crate::locks::lock;
 use crate::record as records;
 
 impl GvisorEngine {
+    /// What a sandbox is made with, unless its image was made with something else. One that comes back with its memory has
+    /// the agent that runs in it, if that is still in the cache folder; every other has today's. It stays there at least until
+    /// the sandbox has a record.
+    pub(super) fn pinned(
+        &self,
+        spec: &SandboxSpec,
+        source: &Source,
+    ) -> Result<(Pinned, Held<'_>), EngineError> {
+        let own = source.agent()?;
+        let agents = [Some(self.layer.digest), own].into_iter().flatten().map(Entry::Agent);
+        let held = self.hold(agents.chain([Entry::Rootfs(spec.rootfs)]))?;
+        let own = own.filter(|agent| layer::path(&self.holdings.paths, agent).is_dir());
+        let agent = own.unwrap_or(self.layer.digest);
+        let pinned = Pinned { rootfs: spec.rootfs, agent, runsc: self.runsc.version.clone() };
+        source.check(&pinned, spec.limits)?;
+        Ok((pinned, held))
+    }
+
     /// Pins what is about to be used. Whether it is there is to be looked at afterwards.
     pub(super) fn hold(&self, entries: impl IntoIterator<Item = Entry>) -> Result<Held<'_>, EngineError> {
         self.pins.hold(entries).map_err(|error| step("say what is needed of the cache folder", error))
