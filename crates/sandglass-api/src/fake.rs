@@ -302,7 +302,6 @@ impl Backend for Fake {
             generation: source.generation,
             state: ImageState::Ready,
             created_at: Timestamp::from_millis(i64::try_from(snapshots.len()).unwrap()),
-            bytes: 4096,
         };
         snapshots.push(row.clone());
         Ok(row)

@@ -67,7 +67,6 @@ mod tests {
             generation: Generation(1),
             state: ImageState::Ready,
             created_at: made,
-            bytes: 1,
         }
     }
 

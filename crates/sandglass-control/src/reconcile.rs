@@ -288,7 +288,6 @@ pub(crate) mod tests {
                     generation: source.generation,
                     state,
                     created_at: source.created_at,
-                    bytes: 0,
                 };
                 assert_eq!(is_passing(&image), passing, "{purpose:?} {state:?}");
                 assert_eq!(unneeded(&images, &[], &[image], &BTreeSet::new()), []);

@@ -365,12 +365,11 @@ pub trait Engine: Send + Sync {
     /// As [`Engine::start`].
     fn resume(&self, id: &SandboxId) -> Result<(), EngineError>;
 
-    /// Writes memory and processes of a *paused* sandbox to an image named `image`, and leaves it paused. Returns what the
-    /// image takes on the disk, in bytes.
+    /// Writes memory and processes of a *paused* sandbox to an image named `image`, and leaves it paused.
     ///
     /// # Errors
     /// As [`Engine::start`], or [`EngineError::Unsupported`].
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<u64, EngineError>;
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<(), EngineError>;
 
     /// Makes an image outlast a loss of power that was written with [`Keep::Unflushed`]. No sandbox stands still for it.
     ///

@@ -1,7 +1,6 @@
 //! Folders and small files of a host.
 
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
@@ -45,17 +44,6 @@ pub(crate) fn ids_in(path: &Path) -> io::Result<Vec<SandboxId>> {
         ids.extend(entry?.file_name().to_str().and_then(|name| name.parse().ok()));
     }
     Ok(ids)
-}
-
-/// What a folder with all that is in it takes on the disk, in bytes. Blocks that files share are counted for each.
-pub(crate) fn allocated(path: &Path) -> io::Result<u64> {
-    let mut bytes = 0;
-    for entry in fs_err::read_dir(path)? {
-        let (entry, meta) = entry.and_then(|entry| entry.metadata().map(|meta| (entry, meta)))?;
-        // The kernel counts units of 512 bytes whatever the block size is.
-        bytes += if meta.is_dir() { allocated(&entry.path())? } else { meta.blocks() * 512 };
-    }
-    Ok(bytes)
 }
 
 /// Reads a file of at most `max` bytes, which must be a file and no link to one; `None` if there is none. It waits for nobody,

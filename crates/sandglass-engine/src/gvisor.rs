@@ -73,7 +73,7 @@ use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Pace, Presence,
     SandboxSpec, SessionEnds, Stats, step,
 };
-use crate::files::{allocated, ids_in, mark_unused, private_folder};
+use crate::files::{ids_in, mark_unused, private_folder};
 use crate::footprint::{self, Footprints};
 use crate::locks::{Locks, lock};
 use crate::record::{self as records, Status};
@@ -573,7 +573,7 @@ impl Engine for GvisorEngine {
         self.control(id).resume()
     }
 
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<u64, EngineError> {
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<(), EngineError> {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let record = self.expect(id, Presence::Paused, "checkpoint")?;
@@ -595,9 +595,7 @@ impl Engine for GvisorEngine {
             self.runsc.verb(id, "checkpoint", &by_command_line, CHECKPOINT_TIMEOUT)
         };
         written.map_err(image::unwritten)?;
-        self.finish_image(record, unfinished, &target, Memory::With, keep)?;
-        // It is whole, and more than a number is not at stake.
-        Ok(allocated(&target).unwrap_or(0))
+        self.finish_image(record, unfinished, &target, Memory::With, keep)
     }
 
     fn flush_image(&self, image: &SandboxId) -> Result<(), EngineError> {

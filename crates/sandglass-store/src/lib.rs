@@ -144,7 +144,6 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn snapshot_ready(
         &self,
         id: &SnapshotId,
-        bytes: u64,
         instead_of: Option<&SnapshotId>,
     ) -> Result<Finished, StoreError>;
 

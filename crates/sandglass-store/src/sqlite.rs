@@ -234,10 +234,9 @@ impl Store for SqliteStore {
     async fn snapshot_ready(
         &self,
         id: &SnapshotId,
-        bytes: u64,
         instead_of: Option<&SnapshotId>,
     ) -> Result<Finished, StoreError> {
-        self.finish_image(id, bytes, instead_of).await
+        self.finish_image(id, instead_of).await
     }
 
     async fn begin_snapshot_deletion(&self, id: &SnapshotId) -> Result<bool, StoreError> {

@@ -162,11 +162,11 @@ impl Control {
         sandglass_failpoint::hit_async("control.snapshot.insert").await.map_err(injected)?;
         self.admit(new, &[]).await?;
         let finished = async {
-            let captured = self.capture(source.team, source, &new.id).await?;
+            self.capture(source.team, source, &new.id).await?;
             sandglass_failpoint::hit_async("control.snapshot.flush").await.map_err(injected)?;
             self.0.host.flush_image(&new.id.image()).await?;
             sandglass_failpoint::hit_async("control.snapshot.ready").await.map_err(injected)?;
-            let finished = self.0.store.snapshot_ready(&new.id, captured.bytes, instead_of).await;
+            let finished = self.0.store.snapshot_ready(&new.id, instead_of).await;
             match finished.map_err(stored)? {
                 Finished::Ready => Ok(()),
                 Finished::NameTaken => Err(name_taken(new)),

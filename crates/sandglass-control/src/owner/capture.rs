@@ -28,8 +28,6 @@ use crate::shared::Shared;
 /// What came of it.
 #[derive(Debug)]
 pub(crate) struct Captured {
-    /// What the image takes on the disk.
-    pub(crate) bytes: u64,
     /// What the source had resolved by then, if it has an airlock.
     pub(crate) remembered: Option<Remembered>,
 }
@@ -145,7 +143,7 @@ async fn write_copy(
     if let Some(enforcer) = &enforcer {
         enforcer.sever();
     }
-    let bytes = written?;
+    written?;
     sandglass_failpoint::hit_async("control.snapshot.go_on").await.map_err(crate::injected)?;
-    Ok(Captured { bytes, remembered: enforcer.map(|enforcer| enforcer.remembered()) })
+    Ok(Captured { remembered: enforcer.map(|enforcer| enforcer.remembered()) })
 }

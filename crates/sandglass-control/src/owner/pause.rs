@@ -352,13 +352,13 @@ async fn write_image(
 }
 
 /// Writes an image of what stands still, with its memory or without. Where this machine lacks something for it, what was made
-/// for nobody makes room first. Returns what it takes on the disk, in bytes, if it has the memory.
+/// for nobody makes room first.
 pub(super) async fn written(
     shared: &Arc<Shared>,
     id: &SandboxId,
     image: &SandboxId,
     memory: Option<Keep>,
-) -> Result<u64, Error> {
+) -> Result<(), Error> {
     match write(&shared.host, id, image, memory).await {
         Err(error)
             if matches!(error.refusal(), Some(RefusalKind::NoRoom(_))) && room::make_room(shared).await =>
@@ -375,10 +375,10 @@ async fn write(
     id: &SandboxId,
     image: &SandboxId,
     memory: Option<Keep>,
-) -> Result<u64, HostError> {
+) -> Result<(), HostError> {
     match memory {
         Some(keep) => host.checkpoint(id, image, keep).await,
-        None => host.keep_disk(id, image).await.map(|()| 0),
+        None => host.keep_disk(id, image).await,
     }
 }
 

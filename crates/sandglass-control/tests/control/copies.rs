@@ -8,7 +8,7 @@ use sandglass_engine::{Engine as _, EngineError};
 use sandglass_store::{MadeFrom, SnapshotRow, Store as _};
 use sandglass_types::{
     Clock as _, Digest, EndReason, Error, ErrorKind, PauseMode, Reference, ResumeMode, SandboxId,
-    SandboxState,
+    SandboxState, SnapshotId, TeamId,
 };
 
 use crate::fixture::{HOUR, KEPT, Server, World, eventually, request, written};
@@ -183,7 +183,21 @@ async fn a_child_is_told_who_it_is_whatever_it_says_that_it_is() {
         let source = server.control.create(server.team, request(HOUR)).await.unwrap();
         let made = snapshot(&server, &source.id).await.unwrap();
         assert_eq!((&made.source, made.generation.0), (&source.id, 1));
-        assert!(made.bytes > 0);
+        let measured = server.control.disk_use(&[made.id.clone(), SnapshotId::random()]).await.unwrap();
+        let [(of, found)] = Vec::from_iter(measured).try_into().unwrap();
+        assert_eq!(of, made.id);
+        assert!(
+            found.freed_by_deletion() > 0 && found.freed_by_deletion() == found.footprint.bytes,
+            "{found:?}"
+        );
+        for tree in [
+            server.control.tree_of_sandbox(server.team, &source.id).await,
+            server.control.tree_of_template("base").await,
+        ] {
+            assert_eq!(tree.unwrap(), found.footprint.bytes);
+        }
+        assert_eq!(server.control.tree_of_template("other").await.unwrap(), 0);
+        assert!(server.control.tree_of_sandbox(TeamId::random(), &source.id).await.is_err());
         let child = create_of(&server, &made).await.unwrap();
         assert_eq!(identity(&world, &child).await, format!("{child} 2 None\n"), "{manner:?}");
         assert_eq!(identity(&world, &source.id).await, format!("{} 1 None\n", source.id));

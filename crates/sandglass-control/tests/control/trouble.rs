@@ -109,7 +109,7 @@ impl Engine for Troubled {
         self.engine.resume(id)
     }
 
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<u64, EngineError> {
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<(), EngineError> {
         self.trouble.meet("checkpoint")?;
         self.engine.checkpoint(id, image, keep)
     }

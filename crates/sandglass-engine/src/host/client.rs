@@ -270,15 +270,12 @@ impl Host {
         self.do_it(Verb::Resume(id.clone())).await
     }
 
-    /// Writes a paused sandbox to an image. Returns what that takes on the disk, in bytes.
+    /// Writes a paused sandbox to an image.
     ///
     /// # Errors
     /// As all verbs: [`HostError`].
-    pub async fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<u64, HostError> {
-        match self.ask(Verb::Checkpoint { id: id.clone(), image: image.clone(), keep }).await? {
-            (Answer::Written(bytes), _) => Ok(bytes),
-            _ => Err(HostError::Confused),
-        }
+    pub async fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<(), HostError> {
+        self.do_it(Verb::Checkpoint { id: id.clone(), image: image.clone(), keep }).await
     }
 
     /// Makes an image outlast a loss of power.

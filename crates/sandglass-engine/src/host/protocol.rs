@@ -175,8 +175,6 @@ pub enum Answer {
     Images(Vec<SandboxId>),
     /// To [`Verb::Footprints`].
     Footprints(Footprints),
-    /// To [`Verb::Checkpoint`]: what the image takes on the disk, in bytes.
-    Written(u64),
     /// To [`Verb::Wait`].
     Exit(Exit),
     /// It is not done.

@@ -108,9 +108,7 @@ fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
         Verb::Start(id) => engine.start(&id).map(done),
         Verb::Pause(id) => engine.pause(&id).map(done),
         Verb::Resume(id) => engine.resume(&id).map(done),
-        Verb::Checkpoint { id, image, keep } => {
-            engine.checkpoint(&id, &image, keep).map(|bytes| (Answer::Written(bytes), Vec::new()))
-        }
+        Verb::Checkpoint { id, image, keep } => engine.checkpoint(&id, &image, keep).map(done),
         Verb::FlushImage(image) => engine.flush_image(&image).map(done),
         Verb::Restore { spec, image } => engine.restore(&spec, &image).map(done),
         Verb::PrepareRestore { spec, image } => engine.prepare_restore(&spec, &image).map(done),

@@ -82,7 +82,7 @@ impl Engine for Liar {
         self.inner.resume(id)
     }
 
-    fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<u64, EngineError> {
+    fn checkpoint(&self, id: &SandboxId, image: &SandboxId, keep: Keep) -> Result<(), EngineError> {
         self.inner.checkpoint(id, image, keep)
     }
 

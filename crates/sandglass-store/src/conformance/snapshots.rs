@@ -50,7 +50,7 @@ async fn begin(store: &dyn Store, new: &NewSnapshot) {
 
 async fn ready(store: &dyn Store, new: &NewSnapshot) {
     begin(store, new).await;
-    assert_eq!(store.snapshot_ready(&new.id, 10, None).await.unwrap(), Finished::Ready);
+    assert_eq!(store.snapshot_ready(&new.id, None).await.unwrap(), Finished::Ready);
 }
 
 async fn ids(store: &dyn Store, filter: &SnapshotFilter) -> Vec<SnapshotId> {
@@ -81,19 +81,18 @@ pub async fn an_image_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         generation: Generation(2),
         state: ImageState::Writing,
         created_at: at(5),
-        bytes: 0,
     };
     assert_eq!(row().await, Some(expected.clone()));
     assert_eq!(expected.full_name().as_deref(), Some("acme---sons/nightly:v1"));
     assert_eq!(store.snapshots_on_node(NodeId::random()).await.unwrap(), []);
-    assert_eq!(store.snapshot_ready(&new.id, 1 << 40, None).await.unwrap(), Finished::Ready);
-    assert_eq!(row().await, Some(SnapshotRow { state: ImageState::Ready, bytes: 1 << 40, ..expected }));
-    assert_eq!(store.snapshot_ready(&new.id, 7, None).await.unwrap(), Finished::NotWriting);
+    assert_eq!(store.snapshot_ready(&new.id, None).await.unwrap(), Finished::Ready);
+    assert_eq!(row().await, Some(SnapshotRow { state: ImageState::Ready, ..expected }));
+    assert_eq!(store.snapshot_ready(&new.id, None).await.unwrap(), Finished::NotWriting);
     store.forget_snapshot(&new.id).await.unwrap();
     assert!(row().await.is_some(), "it is not being deleted");
     assert!(store.begin_snapshot_deletion(&new.id).await.unwrap());
     assert!(!store.begin_snapshot_deletion(&new.id).await.unwrap());
-    assert_eq!(store.snapshot_ready(&new.id, 7, None).await.unwrap(), Finished::NotWriting);
+    assert_eq!(store.snapshot_ready(&new.id, None).await.unwrap(), Finished::NotWriting);
     assert_eq!(row().await.map(|row| row.state), Some(ImageState::Deleting));
     store.forget_snapshot(&new.id).await.unwrap();
     store.forget_snapshot(&new.id).await.unwrap();
@@ -152,9 +151,9 @@ pub async fn a_name_is_that_of_the_newest(store: Arc<dyn Store>) {
     begin(store, &first).await;
     begin(store, &second).await;
     let found = async || store.snapshot(team, &key("nightly", None)).await.unwrap().map(|row| row.id);
-    assert_eq!(store.snapshot_ready(&first.id, 1, None).await.unwrap(), Finished::Ready);
+    assert_eq!(store.snapshot_ready(&first.id, None).await.unwrap(), Finished::Ready);
     assert_eq!(found().await, Some(first.id.clone()), "until the next one is ready");
-    assert_eq!(store.snapshot_ready(&second.id, 1, None).await.unwrap(), Finished::Ready);
+    assert_eq!(store.snapshot_ready(&second.id, None).await.unwrap(), Finished::Ready);
     assert_eq!(found().await, Some(second.id.clone()));
     let row = store.snapshot(team, &key(first.id.as_str(), None)).await.unwrap().unwrap();
     assert_eq!(row.name, None);
@@ -206,7 +205,7 @@ pub async fn images_are_room_on_the_disk(store: Arc<dyn Store>) {
     let excess = |asked| Excess { resource: Resource::Disk, budget: 9215, in_use: 5120, asked };
     let full = Admitted::OverCapacity { excess: excess(5120), soon: false };
     assert_eq!(store.insert_snapshot(&second, &[]).await.unwrap(), full);
-    assert_eq!(store.snapshot_ready(&first.id, 1, None).await.unwrap(), Finished::Ready);
+    assert_eq!(store.snapshot_ready(&first.id, None).await.unwrap(), Finished::Ready);
     assert_eq!(store.insert_snapshot(&second, &[]).await.unwrap(), full);
     let new = || NewSandbox { node, capacity, ..sandbox_of(team, 3) };
     let full = Created::OverCapacity { excess: excess(4096), soon: false };
@@ -303,13 +302,13 @@ pub async fn a_template_has_one_image_on_each_machine(store: Arc<dyn Store>) {
     assert_eq!(found(node, "web").await, None, "it is not complete");
     for new in [&first, &other, &elsewhere] {
         store.insert_snapshot(new, &[]).await.ok();
-        assert_eq!(store.snapshot_ready(&new.id, 7, None).await.unwrap(), Finished::Ready);
+        assert_eq!(store.snapshot_ready(&new.id, None).await.unwrap(), Finished::Ready);
     }
     let row = found(node, "web").await.unwrap();
-    assert_eq!((row.id, row.purpose, row.bytes), (first.id.clone(), purpose.clone(), 7));
+    assert_eq!((row.id, row.purpose), (first.id.clone(), purpose.clone()));
     begin(store, &second).await;
     assert_eq!(found(node, "web").await.unwrap().id, first.id, "until the next one is complete");
-    assert_eq!(store.snapshot_ready(&second.id, 8, None).await.unwrap(), Finished::Ready);
+    assert_eq!(store.snapshot_ready(&second.id, None).await.unwrap(), Finished::Ready);
     assert_eq!(found(node, "web").await.unwrap().id, second.id);
     let states = async || {
         let rows = store.snapshots_on_node(node).await.unwrap();
@@ -331,7 +330,7 @@ pub async fn a_template_has_one_image_on_each_machine(store: Arc<dyn Store>) {
     for (replaced, finished) in [(&first, Finished::Outdated), (&second, Finished::Ready)] {
         let renewed = new("web", node, 6);
         begin(store, &renewed).await;
-        let outcome = store.snapshot_ready(&renewed.id, 9, Some(&replaced.id)).await.unwrap();
+        let outcome = store.snapshot_ready(&renewed.id, Some(&replaced.id)).await.unwrap();
         assert_eq!(outcome, finished);
         let serves = if finished == Finished::Ready { &renewed.id } else { &second.id };
         assert_eq!(found(node, "web").await.unwrap().id, *serves);
@@ -341,7 +340,7 @@ pub async fn a_template_has_one_image_on_each_machine(store: Arc<dyn Store>) {
     assert_eq!(found(node, "web").await, None);
     let late = new("web", node, 7);
     begin(store, &late).await;
-    let outcome = store.snapshot_ready(&late.id, 9, Some(&last)).await.unwrap();
+    let outcome = store.snapshot_ready(&late.id, Some(&last)).await.unwrap();
     assert_eq!(outcome, Finished::Outdated, "it was deleted meanwhile");
 }
 
@@ -368,7 +367,7 @@ pub async fn a_name_is_a_template_s_or_a_snapshot_s(store: Arc<dyn Store>) {
     let snapshot = |name: &str| NewSnapshot { name: named(name, "v2"), node, ..snapshot_of(team, 2) };
     let finish = async |new: NewSnapshot| {
         begin(store, &new).await;
-        store.snapshot_ready(&new.id, 1, None).await.unwrap()
+        store.snapshot_ready(&new.id, None).await.unwrap()
     };
     assert_eq!(finish(template("web")).await, Finished::Ready);
     assert_eq!(finish(snapshot("web")).await, Finished::NameTaken);

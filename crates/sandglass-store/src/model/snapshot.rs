@@ -124,8 +124,6 @@ pub struct SnapshotRow {
     pub state: ImageState,
     /// When it was asked for.
     pub created_at: Timestamp,
-    /// What it takes on the disk, in bytes; 0 until it is ready.
-    pub bytes: u64,
 }
 
 impl SnapshotRow {

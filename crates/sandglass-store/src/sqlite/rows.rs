@@ -388,7 +388,6 @@ pub(super) fn snapshot(row: &SqliteRow) -> Result<SnapshotRow, StoreError> {
             other => return Err(corrupt(what, format_args!("state {other:?}"))),
         },
         created_at: columns.time("created_at")?,
-        bytes: columns.sum("bytes")?,
     })
 }
 

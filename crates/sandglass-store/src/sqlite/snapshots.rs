@@ -13,7 +13,7 @@ use crate::{
 };
 
 const SELECT: &str = "SELECT s.id, s.node, s.team, t.name AS team_name, s.purpose, s.name, s.tag, s.template, s.rootfs, \
-     s.defaults, s.spec, s.cpus, s.memory_mib, s.disk_mib, s.processes, s.source, s.generation, s.state, s.created_at, s.bytes \
+     s.defaults, s.spec, s.cpus, s.memory_mib, s.disk_mib, s.processes, s.source, s.generation, s.state, s.created_at \
      FROM snapshots s JOIN teams t ON t.id = s.team WHERE ";
 
 /// Those that clients see.
@@ -52,10 +52,8 @@ impl SqliteStore {
     pub(super) async fn finish_image(
         &self,
         id: &SnapshotId,
-        bytes: u64,
         instead_of: Option<&SnapshotId>,
     ) -> Result<Finished, StoreError> {
-        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         let mut change = self.write_durably().await?;
         match place_of(&mut change, id, instead_of).await? {
             Finished::Ready => {}
@@ -79,8 +77,7 @@ impl SqliteStore {
         .execute(&mut *change)
         .await
         .map_err(database)?;
-        sqlx::query("UPDATE snapshots SET state = 'ready', bytes = ?1 WHERE id = ?2 AND state = 'writing'")
-            .bind(bytes)
+        sqlx::query("UPDATE snapshots SET state = 'ready' WHERE id = ?1 AND state = 'writing'")
             .bind(id.as_str())
             .execute(&mut *change)
             .await
