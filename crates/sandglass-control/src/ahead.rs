@@ -2,12 +2,14 @@
 //! stand still, a loop device and a copy of its disk, so there is a bound, and they are given up where somebody else needs
 //! the room.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sandglass_types::Limits;
 use sandglass_types::budget::Amount;
 use tokio_util::sync::CancellationToken;
+
+use crate::room::Amounts;
 
 /// What one takes of this machine's memory, in MiB: the engine's own processes, with nothing in them.
 const MEMORY_MIB: u64 = 16;
@@ -69,16 +71,13 @@ impl Ahead {
         Some(Place { of: Arc::clone(self), number, wanted })
     }
 
-    /// What those take that are being given up, and the others with what each takes, oldest first.
-    pub(crate) fn amounts(&self) -> (Amount, Vec<(u64, Amount)>) {
-        let (mut going, mut standing) = (Amount::default(), Vec::new());
-        for (number, (wanted, amount)) in &self.taken().places {
-            if wanted.is_cancelled() {
-                going = going.and(*amount);
-            } else {
-                standing.push((*number, *amount));
-            }
-        }
+    /// Those that are being given up, and the others, oldest first, with what each takes.
+    pub(crate) fn amounts(&self) -> (Amounts<u64>, Amounts<u64>) {
+        let taken = self.taken();
+        let (going, standing): (Vec<_>, Vec<_>) =
+            taken.places.iter().partition(|(_, (wanted, _))| wanted.is_cancelled());
+        let [going, standing] = [going, standing]
+            .map(|of| of.into_iter().map(|(number, (_, amount))| (*number, *amount)).collect());
         (going, standing)
     }
 
@@ -90,12 +89,23 @@ impl Ahead {
     }
 }
 
+impl Taken {
+    /// Those who have had one for longest, where more have one than `max`, up to this one.
+    fn surplus(&self, max: usize, number: u64) -> impl Iterator<Item = (&u64, &CancellationToken)> {
+        let surplus = self.places.len().saturating_sub(max);
+        self.places.range(..number).take(surplus).map(|(number, (wanted, _))| (number, wanted))
+    }
+}
+
 impl Place {
-    /// There is room for it. Where there are more than there may be, who has had one for longest is to give it up.
+    /// Who is to give up theirs for this one.
+    pub(crate) fn replaces(&self) -> BTreeSet<u64> {
+        self.of.taken().surplus(self.of.max, self.number).map(|(number, _)| *number).collect()
+    }
+
+    /// There is room for it: makes them do so.
     pub(crate) fn settle(&self) {
-        let taken = self.of.taken();
-        let surplus = taken.places.len().saturating_sub(self.of.max);
-        taken.places.values().take(surplus).for_each(|(wanted, _)| wanted.cancel());
+        self.of.taken().surplus(self.of.max, self.number).for_each(|(_, wanted)| wanted.cancel());
     }
 
     /// Comes when somebody else needs it more.
@@ -114,16 +124,17 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn who_comes_last_has_one() {
+    #[test]
+    fn who_comes_last_has_one() {
         let (ahead, limits) = (Arc::new(Ahead::new(2)), Limits::default());
         let place = || ahead.place(&limits).inspect(Place::settle).unwrap();
         let [first, second] = [(); 2].map(|()| place());
         assert!(!first.wanted.is_cancelled() && !second.wanted.is_cancelled());
         let third = place();
-        first.wanted().await;
+        assert!(first.wanted.is_cancelled());
         assert!(!second.wanted.is_cancelled() && !third.wanted.is_cancelled());
         let unsettled = ahead.place(&limits).unwrap();
+        assert_eq!(unsettled.replaces(), BTreeSet::from([first.number, second.number]));
         assert!(!second.wanted.is_cancelled(), "there may be no room for it");
         drop((first, third, unsettled));
         let fourth = place();
@@ -131,24 +142,21 @@ mod tests {
         assert!(Arc::new(Ahead::new(0)).place(&limits).is_none());
     }
 
-    #[tokio::test]
-    async fn what_is_given_up_counts_until_it_is_gone() {
+    #[test]
+    fn what_is_given_up_counts_until_it_is_gone() {
         let (ahead, limits) = (Arc::new(Ahead::new(2)), Limits::default());
         let one = amount_of(&limits);
-        assert_eq!(ahead.amounts(), (Amount::default(), Vec::new()));
+        assert_eq!(ahead.amounts(), (Vec::new(), Vec::new()));
         let [first, second] = [(); 2].map(|()| ahead.place(&limits).unwrap());
         let (going, standing) = ahead.amounts();
-        assert_eq!(
-            (going, standing.iter().map(|(_, amount)| *amount).collect()),
-            (Amount::default(), vec![one; 2])
-        );
+        assert_eq!((going, standing.iter().map(|(_, amount)| *amount).collect()), (Vec::new(), vec![one; 2]));
         ahead.give_up(standing[0].0);
-        first.wanted().await;
-        assert_eq!(ahead.amounts(), (one, vec![standing[1]]));
+        assert!(first.wanted.is_cancelled());
+        assert_eq!(ahead.amounts(), (vec![standing[0]], vec![standing[1]]));
         drop(first);
-        assert_eq!(ahead.amounts(), (Amount::default(), vec![standing[1]]));
+        assert_eq!(ahead.amounts(), (Vec::new(), vec![standing[1]]));
         drop(second);
         ahead.give_up(standing[1].0);
-        assert_eq!(ahead.amounts(), (Amount::default(), Vec::new()));
+        assert_eq!(ahead.amounts(), (Vec::new(), Vec::new()));
     }
 }

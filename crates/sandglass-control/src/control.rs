@@ -329,7 +329,7 @@ impl Control {
         let pooled = matches!(model.origin, Origin::Template(..));
         let mut unused = self.take_unused(&mut model);
         let now = shared.clock.now();
-        let id = unused.as_ref().map_or_else(SandboxId::random, |entry| entry.claim.id().clone());
+        let id = unused.as_ref().map_or_else(SandboxId::random, |(entry, _)| entry.claim.id().clone());
         tracing::Span::current().record("sandbox", tracing::field::display(&id));
         let new = NewSandbox {
             id,
@@ -366,7 +366,7 @@ impl Control {
         sandglass_failpoint::hit_async("control.create.insert").await.map_err(injected)?;
         let inserted = self.insert(&new).await;
         if !matches!(inserted, Ok(Created::Inserted))
-            && let Some(entry) = unused.take()
+            && let Some((entry, _promise)) = unused.take()
         {
             shared.pools.put(entry);
         }
@@ -375,7 +375,7 @@ impl Control {
             Created::Inserted => {}
             refused => return self.not_inserted(team, refused).await,
         }
-        let claim = unused.map(|entry| entry.claim).or(claim);
+        let claim = unused.map(|(entry, _promise)| entry.claim).or(claim);
         let claim = claim.ok_or_else(|| Error::new(ErrorKind::Conflict, "try again"))?;
         let row = self.row(&new.id).await?;
         sandglass_failpoint::hit_async("control.create.own").await.map_err(injected)?;

@@ -34,6 +34,7 @@ use crate::egress;
 use crate::governor;
 use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
+use crate::room::Promise;
 use crate::shared::Shared;
 
 mod ahead;
@@ -104,6 +105,8 @@ pub(crate) struct Owner<'a> {
     lease: Duration,
     /// Whether its processes may be stopped for an image, and must run on.
     stopped: bool,
+    /// The room of its image, until it is paused, or runs on.
+    image_room: Option<Promise>,
     /// Set once it is being brought up, if its engine has airlocks.
     enforcer: Option<Arc<Enforcer>>,
 }
@@ -123,6 +126,7 @@ impl<'a> Owner<'a> {
             ends,
             lease,
             stopped: false,
+            image_room: None,
             enforcer: None,
         }
     }
@@ -526,6 +530,7 @@ impl<'a> Owner<'a> {
                 if let Some(reason) = end_reason {
                     self.shared.metrics.ended(reason);
                 }
+                self.settle_image_room();
                 true
             }
             Ok(false) => {
@@ -540,6 +545,13 @@ impl<'a> Owner<'a> {
                 tracing::error!(sandbox = %self.row.id, error = %Chain(&error), "a step could not be stored");
                 false
             }
+        }
+    }
+
+    /// Gives the room of its image back, if its row tells by now what it takes.
+    fn settle_image_room(&mut self) {
+        if !matches!(self.row.state, SandboxState::Pausing | SandboxState::Ending) {
+            self.image_room = None;
         }
     }
 

@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep};
 
 pub(crate) use self::plan::{Wanted, plan, until_calm};
 use crate::images::Lease;
+use crate::room::{Amounts, Promise, Promises};
 use crate::shared::{Claim, Shared};
 
 use self::plan::Demand;
@@ -98,11 +99,13 @@ impl Pools {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An unused copy of this image.
-    pub(crate) fn take(&self, image: &SnapshotId) -> Option<Entry> {
+    /// An unused copy of this image, and that its room is who asks's until there is a row of it.
+    pub(crate) fn take(&self, image: &SnapshotId, promises: &Arc<Promises>) -> Option<(Entry, Promise)> {
         let mut entries = self.entries();
-        let found = entries.ready.iter().position(|entry| entry.lease.id() == image);
-        found.map(|at| entries.ready.remove(at))
+        let at = entries.ready.iter().position(|entry| entry.lease.id() == image)?;
+        // It counts as the one or the other all the time.
+        let promise = promises.give(entries.ready[at].amount());
+        Some((entries.ready.remove(at), promise))
     }
 
     /// Somebody asked for a copy of this template and gets one, which was `found` here or is made now.
@@ -120,9 +123,8 @@ impl Pools {
     pub(crate) fn until_calm(&self) -> Option<Duration> {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let lacked = *self.lacked.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(lacked) = lacked.filter(|at| now.duration_since(*at) < FAILED) {
-            return Some(lacked + FAILED - now);
+        if let Some(short) = self.until_plenty() {
+            return Some(short);
         }
         let wait = asked.and_then(|(first, last)| until_calm(first, last, now));
         if wait.is_none() {
@@ -177,6 +179,12 @@ impl Pools {
         *self.lacked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
+    /// How long it takes until anything may be made again for nobody, if this machine lacked something just now.
+    pub(crate) fn until_plenty(&self) -> Option<Duration> {
+        let lacked = *self.lacked.lock().unwrap_or_else(PoisonError::into_inner);
+        FAILED.checked_sub(lacked?.elapsed()).filter(|wait| !wait.is_zero())
+    }
+
     /// How many a template should have of which the operator wants `size`, now.
     pub(crate) fn target(&self, template: &str, size: u32) -> u32 {
         let mut demand = self.demand.lock().unwrap_or_else(PoisonError::into_inner);
@@ -184,13 +192,13 @@ impl Pools {
         demand.entry(template.to_owned()).or_insert_with(|| Demand::new(now)).target(size, now)
     }
 
-    /// What those take that are being made or removed, and those that are ready with what each takes, newest first.
-    pub(crate) fn amounts(&self) -> (Amount, Vec<(SandboxId, Amount)>) {
+    /// Those that are being made or removed, and those that are ready, newest first, with what each takes.
+    pub(crate) fn amounts(&self) -> (Amounts<SandboxId>, Amounts<SandboxId>) {
         let entries = self.entries();
-        let making = entries.making.iter().map(Entry::amount);
-        let passing = entries.ending.values().copied().chain(making).fold(Amount::default(), Amount::and);
-        let ready = entries.ready.iter().rev().map(|entry| (entry.id().clone(), entry.amount()));
-        (passing, ready.collect())
+        let of = |entry: &Entry| (entry.id().clone(), entry.amount());
+        let ending = entries.ending.iter().map(|(id, amount)| (id.clone(), *amount));
+        let ready = entries.ready.iter().rev().map(of);
+        (ending.chain(entries.making.iter().map(of)).collect(), ready.collect())
     }
 
     /// Begins to end one, unless it was taken meanwhile.

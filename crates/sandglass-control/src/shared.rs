@@ -21,6 +21,7 @@ use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::owner::{Asked, Begin, Handle, Owner};
 use crate::pools::Pools;
+use crate::room::Promises;
 use crate::stale::Stale;
 use crate::template::Template;
 
@@ -56,6 +57,8 @@ pub(crate) struct Shared {
     pub(crate) stale: Stale,
     /// Which paused sandboxes have their next computer made ahead.
     pub(crate) ahead: Arc<Ahead>,
+    /// Room that is somebody's and of which no row tells yet.
+    pub(crate) promises: Arc<Promises>,
     /// Sandboxes that nobody has used yet.
     pub(crate) pools: Pools,
     pub(crate) metrics: Metrics,
@@ -100,6 +103,7 @@ impl Shared {
             images,
             stale,
             ahead,
+            promises: Arc::default(),
             pools: Pools::default(),
             metrics,
             measured: Measured::default(),

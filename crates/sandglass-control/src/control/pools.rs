@@ -14,7 +14,7 @@ use super::stored;
 use super::templates::RunningImage;
 use crate::owner::{self, Origin};
 use crate::pools::{Entry, Wanted, plan};
-use crate::room;
+use crate::room::{self, Promise};
 
 /// The most unused copies of one template that may be wanted.
 pub const MAX_POOL: u32 = 256;
@@ -41,15 +41,15 @@ enum Next {
 
 impl Control {
     /// An unused copy for one who asks for what this model gives, if one is ready. The model is then what becomes of that.
-    pub(super) fn take_unused(&self, model: &mut Model) -> Option<Entry> {
+    pub(super) fn take_unused(&self, model: &mut Model) -> Option<(Entry, Promise)> {
         let Origin::Template(lease, spec) = &model.origin else { return None };
-        let entry = self.0.pools.take(lease.id())?;
+        let taken = self.0.pools.take(lease.id(), &self.0.promises)?;
         let (lease, spec) = (lease.clone(), spec.clone());
         // It was told once already who it is, when it was made.
         model.generation = next(model.generation);
         model.start_path = StartPath::Pool;
         model.origin = Origin::Taken(lease, spec);
-        Some(entry)
+        Some(taken)
     }
 
     /// Keeps all pools until this server stops, and leaves none then.
@@ -105,7 +105,7 @@ impl Control {
             })
             .collect();
         // What has a row by now comes first.
-        room::yield_room(shared, Default::default()).await?;
+        room::yield_room(shared).await?;
         let ready = shared.pools.ready();
         if !ready.is_empty() {
             let there = shared.host.list().await?;

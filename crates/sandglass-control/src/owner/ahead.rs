@@ -45,9 +45,13 @@ impl Owner<'_> {
         if self.row.pause_mode != PauseMode::Full || shared.engine.refuses(Feature::PrepareRestore) {
             return None;
         }
+        // Whoever asked for room just now would have to take it away again.
+        if shared.pools.until_plenty().is_some() {
+            return None;
+        }
         // It takes room from here on, so that of several none is overlooked.
         let place = shared.ahead.place(&self.row.limits)?;
-        if !room::is_enough(shared).await.unwrap_or(false) {
+        if !room::is_enough_for(shared, &place).await.unwrap_or(false) {
             return None;
         }
         place.settle();

@@ -8,7 +8,6 @@ use sandglass_engine::engine::Pace;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_engine::{Exit, SandboxSpec};
 use sandglass_store::{SandboxRow, StartPath, TemplateSpec};
-use sandglass_types::budget::Amount;
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, OnTimeout, PauseMode, ResumeMode, SandboxId, Timestamp};
 use tokio::time::{Instant, sleep};
@@ -159,7 +158,7 @@ async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
     let Means { shared, row, ends, .. } = means;
     let (host, id, ends) = (&shared.host, &row.id, *ends);
     if !matches!(origin, Origin::Found | Origin::Unused(_) | Origin::Taken(..) | Origin::Still) {
-        room::yield_room(shared, Amount::default()).await?;
+        room::yield_room(shared).await?;
     }
     match origin {
         Origin::New => {
@@ -273,7 +272,7 @@ pub(super) async fn come_up(means: &Means, origin: Origin) -> Result<Arc<Live>, 
     match make(means, &origin).await {
         // Whoever runs needs the room more than who may be resumed.
         Err(error)
-            if error.kind() == ErrorKind::Capacity
+            if room::is_lack(&error)
                 && !matches!(origin, Origin::Unused(_))
                 && !gone.is_cancelled()
                 && room::make_room(shared).await =>

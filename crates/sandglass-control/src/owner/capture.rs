@@ -14,7 +14,6 @@ use sandglass_egress::remembered::Remembered;
 use sandglass_engine::Keep;
 use sandglass_engine::host::{HostError, RefusalKind};
 use sandglass_store::SandboxRow;
-use sandglass_types::budget::Amount;
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, Generation, PauseMode, SandboxState, SnapshotId};
 use tracing::Instrument as _;
@@ -131,7 +130,7 @@ async fn write_copy(
 ) -> Result<Captured, Error> {
     let (host, id, image) = (&shared.host, live.id(), image.image());
     // Its row was admitted.
-    room::yield_room(&shared, Amount::default()).await?;
+    room::yield_room(&shared).await?;
     sandglass_failpoint::hit_async("control.snapshot.freeze").await.map_err(crate::injected)?;
     live.freeze(PauseMode::Full).await?;
     sandglass_failpoint::hit_async("control.snapshot.host").await.map_err(crate::injected)?;

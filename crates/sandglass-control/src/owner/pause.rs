@@ -12,7 +12,7 @@ use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_store::{Resume, Resumed};
 use sandglass_types::budget::Amount;
 use sandglass_types::error::Chain;
-use sandglass_types::{Error, ErrorKind, Limits, PauseMode, SandboxId, SandboxState};
+use sandglass_types::{Error, ErrorKind, PauseMode, SandboxId, SandboxState};
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, Span};
@@ -73,6 +73,7 @@ impl Owner<'_> {
             }
             Err(error) => error,
         };
+        self.settle_image_room();
         tracing::warn!(sandbox = %self.row.id, error = %Chain(&error), "it could not be paused, and runs on");
         let reason = Chain(&error).to_string();
         let hindrance = if error.kind() == ErrorKind::Conflict { Hindrance::Own } else { Hindrance::Other };
@@ -89,6 +90,8 @@ impl Owner<'_> {
         pausers: &mut Vec<Reply>,
     ) -> Result<Option<Ended>, Error> {
         self.shared.can_pause()?;
+        // The image comes on top of what the sandbox has now, until that is gone.
+        self.image_room = Some(self.shared.promises.give(Amount::of(&self.row.limits).as_image()));
         // Before anybody can take it for the one that is to come: a server may have died right after a resume.
         self.shared.host.remove_image(&self.row.id).await?;
         if !self.settle_as(Event::Pause, Some(mode), why).await {
@@ -96,7 +99,7 @@ impl Owner<'_> {
         }
         // Who comes now finds it paused; who is there already waits, and goes on if it can't be.
         self.shared.live.remove(&self.row.id);
-        let writing = write_image(Arc::clone(&self.shared), Arc::clone(live), self.row.limits, mode);
+        let writing = write_image(Arc::clone(&self.shared), Arc::clone(live), mode);
         let (outcome, ended) = self.answer_during(writing, pausers).await;
         if ended.is_some() {
             return Ok(ended);
@@ -330,15 +333,9 @@ impl Owner<'_> {
     }
 }
 
-async fn write_image(
-    shared: Arc<Shared>,
-    live: Arc<Live>,
-    limits: Limits,
-    mode: PauseMode,
-) -> Result<(), Error> {
+async fn write_image(shared: Arc<Shared>, live: Arc<Live>, mode: PauseMode) -> Result<(), Error> {
     let (host, id) = (&shared.host, live.id());
-    // It comes on top of what the sandbox has now, until that is gone.
-    room::yield_room(&shared, Amount::of(&limits).as_image()).await?;
+    room::yield_room(&shared).await?;
     sandglass_failpoint::hit_async("control.pause.freeze").await.map_err(crate::injected)?;
     live.freeze(mode).await?;
     sandglass_failpoint::hit_async("control.pause.host").await.map_err(crate::injected)?;

@@ -162,6 +162,30 @@ async fn it_is_given_up_where_somebody_else_needs_the_room() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn none_is_made_where_the_machine_lacked_something_just_now() {
+    for lacks in [false, true] {
+        let world = world(1);
+        let server = world.start().await.unwrap();
+        let id = server.create().await;
+        if lacks {
+            let full = EngineError::NoRoom { lack: Lack::Disk, step: "copy", source: "none".into() };
+            world.trouble.fail("create", [full]);
+            let refused = server.control.create(server.team, crate::fixture::request(HOUR)).await;
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::Capacity);
+        }
+        pause(&server, &id, PauseMode::Full).await;
+        if !lacks {
+            made(&world, &id).await;
+        }
+        resume(&server, &id, ResumeMode::Restore).await;
+        assert_eq!(world.trouble.calls("prepare_restore"), usize::from(!lacks));
+        server.kill(&id).await;
+        world.nothing_left().await;
+        server.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn it_counts_and_gives_way_to_who_is_admitted() {
     for (loop_devices, stays) in [(1, false), (2, true)] {
         let mut world = world(1);

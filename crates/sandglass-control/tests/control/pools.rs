@@ -50,6 +50,13 @@ async fn ready(server: &Server) -> u32 {
     line.unwrap().parse().unwrap()
 }
 
+/// Gives the pools time to be looked at.
+async fn looked(server: &Server) {
+    for _ in 0..100 {
+        ready(server).await;
+    }
+}
+
 async fn filled(server: &Server, size: u32) {
     eventually("the pool is full", async || (ready(server).await == size).then_some(())).await;
 }
@@ -188,14 +195,70 @@ async fn they_give_way_to_an_image_that_is_written() {
         let unused = only(&world);
         let id = server.create().await;
         assert!(is_there(&world, &unused), "there is room for both");
-        match what {
-            "pause" => server.control.pause(server.team, &id, PauseMode::Full).await.unwrap(),
-            "snapshot" => drop(server.control.snapshot(server.team, &id, None).await.unwrap()),
-            _ => drop(server.control.fork(server.team, &id, 1, HOUR).await.unwrap()),
-        }
-        assert_eq!(is_there(&world, &unused), disk_gib == 40, "{what} with {disk_gib} GiB");
+        let held = world.trouble.hold("checkpoint");
+        let (restored, before) = (world.trouble.calls("restore"), world.trouble.calls("checkpoint"));
+        let asked = async {
+            match what {
+                "pause" => server.control.pause(server.team, &id, PauseMode::Full).await.unwrap(),
+                "snapshot" => drop(server.control.snapshot(server.team, &id, None).await.unwrap()),
+                _ => drop(server.control.fork(server.team, &id, 1, HOUR).await.unwrap()),
+            }
+        };
+        let writing = async {
+            eventually("it is written", async || (world.trouble.calls("checkpoint") > before).then_some(()))
+                .await;
+            assert_eq!(is_there(&world, &unused), disk_gib == 40, "{what} with {disk_gib} GiB");
+            // The pool looks again as soon as something of it has gone.
+            looked(&server).await;
+            assert_eq!(world.trouble.calls("restore"), restored, "{what} with {disk_gib} GiB");
+            drop(held);
+        };
+        tokio::join!(asked, writing);
         server.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_under_way_has_room_for_its_image_beside_another() {
+    // Two that run are 8 GiB, the image of the template is 5 GiB, each copy 4 GiB. With one image of 5 GiB there is room for
+    // one copy, and with two for none.
+    let mut world = world(1);
+    world.budgets.capacity = Amount { disk_mib: 22 << 10, ..Amount::UNBOUNDED };
+    let server = world.start().await.unwrap();
+    keep(&server).await;
+    let ids = [server.create().await, server.create().await];
+    filled(&server, 1).await;
+    let unused = {
+        let there = world.engine().list().unwrap();
+        there.into_iter().map(|(id, _)| id).find(|id| !ids.contains(id)).unwrap()
+    };
+    let (held, before) = (world.trouble.hold("checkpoint"), world.trouble.calls("checkpoint"));
+    let pause = |id: &SandboxId| {
+        let (control, team, id) = (server.control.clone(), server.team, id.clone());
+        tokio::spawn(async move { control.pause(team, &id, PauseMode::Full).await })
+    };
+    let written = async |count| {
+        eventually("it is written", async || {
+            (world.trouble.calls("checkpoint") == before + count).then_some(())
+        })
+        .await;
+    };
+    let first = pause(&ids[0]);
+    written(1).await;
+    assert!(is_there(&world, &unused), "there is room for one image");
+    let second = pause(&ids[1]);
+    written(2).await;
+    assert!(!is_there(&world, &unused), "there is none for two");
+    drop(held);
+    for pausing in [first, second] {
+        pausing.await.unwrap().unwrap();
+    }
+    for id in &ids {
+        server.kill(id).await;
+    }
+    filled(&server, 1).await;
+    server.stop().await;
+    world.nothing_left().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
