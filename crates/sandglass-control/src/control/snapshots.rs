@@ -3,6 +3,7 @@
 //! An image has a row from before it is written until after it is removed, and while this process uses it in any way,
 //! [`crate::images`] knows. So a row that is half way to somewhere and that nobody uses was left by an earlier server.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sandglass_egress::remembered::{Carried, Remembered};
@@ -27,7 +28,7 @@ use crate::admission;
 use crate::images::Whole;
 use crate::owner::{Begin, Captured, Origin, Wanted};
 use crate::reconcile;
-use crate::request::check_timeout;
+use crate::request::{BUILD_LABEL, check_timeout};
 use crate::shared::Claim;
 
 /// Most children of one fork.
@@ -415,7 +416,7 @@ impl Control {
             rootfs: image.rootfs,
             limits: image.limits,
             access_token: own(&source.access_token),
-            metadata: source.metadata.clone(),
+            metadata: labels_of_copy(&source.metadata),
             env: source.env.clone(),
             allow_internet_access: source.allow_internet_access,
             policy: source.policy.clone(),
@@ -503,6 +504,13 @@ impl Control {
         }
         Ok(())
     }
+}
+
+/// What a copy has of the labels of its source. Nothing is built in a copy of what a template is built in.
+fn labels_of_copy(source: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut labels = source.clone();
+    labels.remove(BUILD_LABEL);
+    labels
 }
 
 fn no_snapshot(reference: &Reference) -> Error {

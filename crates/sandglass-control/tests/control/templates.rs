@@ -171,7 +171,12 @@ async fn the_sandbox_of_a_build_ends_with_its_server() {
     let definition = TemplateDefinition { name: "web".into(), ..TemplateDefinition::default() };
     let id = server.control.begin_template(server.team, &definition).await.unwrap().id;
     let paused = server.control.begin_template(server.team, &definition).await.unwrap().id;
-    server.control.pause(server.team, &paused, PauseMode::Full).await.unwrap();
+    // A copy of it is nobody's build.
+    let copies = server.control.fork(server.team, &paused, 2, HOUR).await.unwrap();
+    let copies: Vec<_> = copies.into_iter().map(|copy| copy.unwrap().id).collect();
+    for id in [&paused, &copies[0]] {
+        server.control.pause(server.team, id, PauseMode::Full).await.unwrap();
+    }
     let other = server.create().await;
     server.stop().await;
     server = world.start().await.unwrap();
@@ -179,8 +184,13 @@ async fn the_sandbox_of_a_build_ends_with_its_server() {
         assert_eq!(server.ended(id).await, EndReason::Killed);
         assert!(server.why(id).await.contains("a template was being built in it"));
     }
-    assert_eq!(server.row(&other).await.state, SandboxState::Running);
-    server.kill(&other).await;
+    assert_eq!(server.row(&copies[0]).await.state, SandboxState::Paused);
+    for id in [&other, &copies[1]] {
+        assert_eq!(server.row(id).await.state, SandboxState::Running);
+    }
+    for id in copies.iter().chain([&other]) {
+        server.kill(id).await;
+    }
     world.nothing_left().await;
     assert_eq!(world.engine().images().unwrap(), []);
     server.stop().await;
