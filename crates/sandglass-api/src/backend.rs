@@ -61,6 +61,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     async fn tree_of_template(&self, name: &str) -> Result<u64, Error>;
     async fn tree_of_sandbox(&self, team: TeamId, id: &SandboxId) -> Result<u64, Error>;
     async fn delete_snapshot(&self, team: TeamId, reference: &Reference) -> Result<(), Error>;
+    async fn delete_snapshot_of_any(&self, id: &SnapshotId) -> Result<(), Error>;
     async fn fork(
         &self,
         team: TeamId,
@@ -225,6 +226,10 @@ impl Backend for Control {
 
     async fn delete_snapshot(&self, team: TeamId, reference: &Reference) -> Result<(), Error> {
         Self::delete_snapshot(self, team, reference).await
+    }
+
+    async fn delete_snapshot_of_any(&self, id: &SnapshotId) -> Result<(), Error> {
+        Self::delete_snapshot_of_any(self, id).await
     }
 
     async fn fork(

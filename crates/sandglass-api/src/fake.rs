@@ -362,6 +362,13 @@ impl Backend for Fake {
         Ok(())
     }
 
+    async fn delete_snapshot_of_any(&self, id: &SnapshotId) -> Result<(), Error> {
+        let mut snapshots = self.snapshots.lock().unwrap();
+        let at = snapshots.iter().position(|row| row.id == *id).ok_or_else(not_found)?;
+        snapshots.remove(at);
+        Ok(())
+    }
+
     async fn fork(
         &self,
         team: TeamId,

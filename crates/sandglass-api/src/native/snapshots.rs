@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
+use http::StatusCode;
 use sandglass_store::{Order, SnapshotRow};
 use sandglass_types::limits::Unchecked;
+use sandglass_types::reference::DEFAULT_TAG;
 use sandglass_types::{SandboxId, SnapshotId};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -14,7 +16,7 @@ use utoipa_axum::routes;
 
 use super::LimitsView;
 use super::disk::{self, DiskView};
-use crate::auth::Caller;
+use crate::auth::{Caller, Operator};
 use crate::e2b::snapshots::{Meant, wanted};
 use crate::error::{ApiError, ErrorBody};
 use crate::page;
@@ -22,7 +24,7 @@ use crate::query::Query;
 use crate::router::ApiState;
 
 pub(super) fn router() -> OpenApiRouter<ApiState> {
-    OpenApiRouter::new().routes(routes!(list_snapshots_native)).routes(routes!(get_snapshot))
+    OpenApiRouter::new().routes(routes!(list_snapshots_native)).routes(routes!(get_snapshot, delete_snapshot))
 }
 
 /// One snapshot.
@@ -101,4 +103,22 @@ async fn get_snapshot(
     let row = state.backend.find_snapshot(caller.0, &reference).await?;
     let mut disk = disk::of(&*state.backend, [row.id.clone()].into_iter()).await;
     Ok(axum::Json(SnapshotView::new(row, &mut disk)))
+}
+
+#[utoipa::path(delete, path = "/v1/snapshots/{id}", tag = "native",
+    params(("id" = String, Path, description = "id of a snapshot of any team")), responses(
+    (status = 204, description = "For keys of operators. It is gone; sandboxes that were made from it have all that they need"),
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)))]
+async fn delete_snapshot(
+    State(state): State<ApiState>,
+    _: Operator,
+    Meant(reference): Meant,
+) -> Result<StatusCode, ApiError> {
+    // Names are of a team each. E2B's clients write an id with a tag.
+    let plain = reference.namespace().is_none() && reference.tag_or_default() == DEFAULT_TAG;
+    let id = reference.name().parse().ok().filter(|_| plain);
+    let id = id.ok_or_else(|| ApiError::invalid("a snapshot of any team is deleted by its id"))?;
+    state.backend.delete_snapshot_of_any(&id).await?;
+    Ok(StatusCode::NO_CONTENT)
 }

@@ -596,7 +596,12 @@ async fn snapshots_are_made_listed_and_deleted() {
     // It is there, whatever is known of its bytes.
     let third = face.ask("POST", &path, "").await.json()["snapshotID"].as_str().unwrap().to_owned();
     assert_eq!(use_of(&third).await, serde_json::Value::Null);
-    assert_eq!(face.ask("DELETE", &format!("/templates/{third}"), "").await.status, 204);
+    // That of any team, for who may do without asking it; and by nothing that may be another team's as well.
+    let path = format!("/v1/snapshots/{third}");
+    face.send("DELETE", &path, &[("x-api-key", OTHER_KEY)], "").await.error(403);
+    assert_eq!(face.ask("DELETE", &path, "").await.status, 204);
+    face.ask("DELETE", &path, "").await.error(404);
+    face.ask("DELETE", "/v1/snapshots/default%2Fnightly%3Av2", "").await.error(400);
     let sandbox = face.ask("GET", &format!("/v1/sandboxes/{id}"), "").await.json();
     assert_eq!(sandbox["tree_bytes"], 8192);
     face.ask("GET", "/v1/snapshots/absent", "").await.error(404);

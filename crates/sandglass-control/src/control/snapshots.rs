@@ -9,8 +9,8 @@ use std::time::Duration;
 use sandglass_egress::remembered::{Carried, Remembered};
 use sandglass_engine::engine::Feature;
 use sandglass_store::{
-    Admitted, CommandDefaults, Finished, MadeFrom, NewSandbox, NewSnapshot, PageCursor, Purpose, SandboxRow,
-    SnapshotFilter, SnapshotKey, SnapshotName, SnapshotPage, SnapshotRow, StartPath,
+    Admitted, CommandDefaults, Finished, ImageState, MadeFrom, NewSandbox, NewSnapshot, PageCursor, Purpose,
+    SandboxRow, SnapshotFilter, SnapshotKey, SnapshotName, SnapshotPage, SnapshotRow, StartPath,
 };
 use sandglass_types::error::Chain;
 use sandglass_types::reference::{DEFAULT_TAG, namespace_of};
@@ -170,7 +170,11 @@ impl Control {
             let finished = self.0.store.snapshot_ready(&new.id, instead_of).await;
             match finished.map_err(stored)? {
                 Finished::Ready => Ok(()),
-                Finished::NameTaken => Err(name_taken(new)),
+                // A name must mean one thing to all teams.
+                Finished::NameTaken => Err(match &new.name {
+                    Some(SnapshotName { name, .. }) => name_of_template(name),
+                    None => self.name_of_snapshot(&new.template).await,
+                }),
                 Finished::NotWriting | Finished::Outdated => {
                     let message = "what it was to take the place of is not there any more";
                     Err(Error::new(ErrorKind::Conflict, message))
@@ -221,6 +225,18 @@ impl Control {
         let row = self.find_snapshot(team, reference).await?;
         sandglass_failpoint::hit_async("control.snapshot.delete").await.map_err(injected)?;
         if self.delete(row.id).await? { Ok(()) } else { Err(no_snapshot(reference)) }
+    }
+
+    /// The same of a snapshot of whatever team, for operators.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], also for the image of a template.
+    pub async fn delete_snapshot_of_any(&self, id: &SnapshotId) -> Result<(), Error> {
+        let unknown = || Error::new(ErrorKind::NotFound, format!("snapshot '{id}' not found"));
+        let rows = self.0.store.snapshots_on_node(self.0.node).await.map_err(stored)?;
+        let found = rows.into_iter().find(|row| row.id == *id && row.purpose == Purpose::Snapshot);
+        let row = found.filter(|row| row.state == ImageState::Ready).ok_or_else(unknown)?;
+        if self.delete(row.id).await? { Ok(()) } else { Err(unknown()) }
     }
 
     /// Deletes a snapshot; `false` if somebody else does. What is being made from it is made first.
@@ -517,24 +533,8 @@ fn no_snapshot(reference: &Reference) -> Error {
     Error::new(ErrorKind::NotFound, format!("snapshot '{reference}' not found"))
 }
 
-/// A name must mean one thing to all teams.
-fn name_taken(new: &NewSnapshot) -> Error {
-    match &new.name {
-        Some(SnapshotName { name, .. }) => name_of_template(name),
-        None => name_of_snapshot(&new.template),
-    }
-}
-
 fn name_of_template(name: &str) -> Error {
     Error::new(ErrorKind::Conflict, format!("'{name}' is the name of a template: choose another name"))
-}
-
-pub(super) fn name_of_snapshot(name: &str) -> Error {
-    let message = format!(
-        "a team has a snapshot of the name '{name}', and a template of that name would take its place: choose another \
-         name, or delete the snapshot"
-    );
-    Error::new(ErrorKind::Conflict, message)
 }
 
 fn taken() -> Error {

@@ -1,12 +1,12 @@
 //! Templates that have an image of a running state: what they give, and how they get one.
 
 use sandglass_store::{
-    CommandDefaults, MadeFrom, NewSnapshot, Purpose, SnapshotRow, StartPath, TemplateSpec,
+    CommandDefaults, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotRow, StartPath, TemplateSpec,
 };
 use sandglass_types::reference::DEFAULT_TAG;
 use sandglass_types::{Error, ErrorKind, Generation, Reference, SandboxId, SnapshotId, TeamId};
 
-use super::snapshots::{Model, name_of_snapshot, next};
+use super::snapshots::{Model, next};
 use super::{Control, stored};
 use crate::images::Lease;
 use crate::owner::Origin;
@@ -117,18 +117,50 @@ impl Control {
         Ok(own || shared.store.template(shared.node, name).await.map_err(stored)?.is_some())
     }
 
-    /// That no team has a snapshot of the name of a template that is to be, before any work is done for it.
+    /// That no team has a snapshot of the name of a template that is to have an image, before any work is done for it. As the
+    /// store decides when that is ready: one that has an image already keeps its name.
     async fn expect_free(&self, name: &str) -> Result<(), Error> {
-        if self.has_template(name).await? {
+        let shared = self.shared();
+        if shared.store.template(shared.node, name).await.map_err(stored)?.is_some() {
             return Ok(());
         }
+        match self.snapshot_of_name(name).await? {
+            Some(_) => Err(self.name_of_snapshot(name).await),
+            None => Ok(()),
+        }
+    }
+
+    /// The snapshot of whatever team that has this name, or this id.
+    async fn snapshot_of_name(&self, name: &str) -> Result<Option<SnapshotRow>, Error> {
         let shared = self.shared();
         let rows = shared.store.snapshots_on_node(shared.node).await.map_err(stored)?;
-        let taken = rows
-            .iter()
-            .filter(|row| row.purpose == Purpose::Snapshot)
-            .any(|row| row.id.as_str() == name || row.name.as_ref().is_some_and(|named| named.name == name));
-        if taken { Err(name_of_snapshot(name)) } else { Ok(()) }
+        Ok(rows.into_iter().find(|row| {
+            let named = row.id.as_str() == name || row.name.as_ref().is_some_and(|named| named.name == name);
+            named && row.purpose == Purpose::Snapshot && row.state == ImageState::Ready
+        }))
+    }
+
+    /// Why there can be no template of this name: said to operators, who are told whose snapshot it is.
+    pub(super) async fn name_of_snapshot(&self, name: &str) -> Error {
+        let told = async {
+            let Some(row) = self.snapshot_of_name(name).await? else { return Ok(None) };
+            let teams = self.shared().store.teams().await.map_err(stored)?;
+            let team =
+                teams.into_iter().find(|team| team.id == row.team).map_or(row.namespace, |team| team.name);
+            Ok::<_, Error>(Some((row.id, team)))
+        };
+        let (whose, how) = match told.await {
+            Ok(Some((id, team))) => (
+                format!("the team '{team}' has a snapshot of the name '{name}', {id}"),
+                format!(" (DELETE /v1/snapshots/{id})"),
+            ),
+            // It is gone by now, or the store can't say.
+            Ok(None) | Err(_) => (format!("a team has a snapshot of the name '{name}'"), String::new()),
+        };
+        let message = format!(
+            "{whose}, and a template of that name would take its place: choose another name, or delete the snapshot{how}"
+        );
+        Error::new(ErrorKind::Conflict, message)
     }
 
     pub(super) async fn is_template(&self, reference: &Reference) -> Result<bool, Error> {

@@ -7,10 +7,12 @@ use sandglass_control::TemplateDefinition;
 use sandglass_engine::engine::Lack;
 use sandglass_engine::{Engine as _, EngineError};
 use sandglass_store::{
-    CommandDefaults, ImageState, MadeFrom, SandboxRow, SnapshotRow, StartPath, Store as _, TemplateSpec,
+    CommandDefaults, ImageState, MadeFrom, NewSnapshot, Purpose, SandboxRow, SnapshotName, SnapshotRow,
+    StartPath, Store as _, TemplateSpec,
 };
+use sandglass_types::budget::Amount;
 use sandglass_types::{
-    EndReason, Error, ErrorKind, PauseMode, Reference, ResumeMode, SandboxId, SandboxState,
+    EndReason, Error, ErrorKind, PauseMode, Reference, ResumeMode, SandboxId, SandboxState, SnapshotId,
 };
 
 use crate::fixture::{HOUR, Server, World, eventually, request, written};
@@ -114,11 +116,18 @@ async fn a_template_is_no_snapshot_and_its_name_is_taken() {
         server.control.keep_as_template(server.team, &id, "mine", spec("base"), defaults(), None).await;
     for error in [begun.unwrap_err(), kept_too.map(drop).unwrap_err()] {
         assert_eq!(error.kind(), ErrorKind::Conflict);
-        assert!(error.to_string().contains("snapshot of the name 'mine'"), "{error}");
+        let said = error.to_string();
+        // Who builds templates may delete it, whose ever it is.
+        let words = ["the team 'default'", "snapshot of the name 'mine'", named.id.as_str()];
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
     }
     let there: BTreeSet<_> = images(&server).await.into_iter().map(|(id, _)| id).collect();
     assert_eq!(there, BTreeSet::from([&kept, &named].map(|row| row.id.to_string())));
-    server.control.delete_snapshot(server.team, &mine).await.unwrap();
+    server.control.delete_snapshot_of_any(&named.id).await.unwrap();
+    for id in [&named.id, &kept.id] {
+        let refused = server.control.delete_snapshot_of_any(id).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::NotFound, "gone, or of a template");
+    }
     assert_eq!(
         server.control.delete_snapshot(server.team, &name).await.unwrap_err().kind(),
         ErrorKind::Forbidden
@@ -136,6 +145,43 @@ async fn a_template_is_no_snapshot_and_its_name_is_taken() {
     let again = create_of(&server, snapshot.id.as_str()).await.unwrap();
     assert_eq!((again.template.as_str(), again.defaults), ("web", Some(defaults())));
     for id in [id, copy, again.id] {
+        server.kill(&id).await;
+    }
+    world.nothing_left().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_template_of_the_server_gets_no_image_while_a_snapshot_has_its_name() {
+    let world = World::scripted(Manner::Obedient);
+    let server = world.start().await.unwrap();
+    let definition = TemplateDefinition { name: "base".into(), ..TemplateDefinition::default() };
+    // From before the server had the template.
+    let of = server.row(&server.create().await).await;
+    let older = NewSnapshot {
+        id: SnapshotId::random(),
+        node: of.node,
+        team: of.team,
+        purpose: Purpose::Snapshot,
+        name: Some(SnapshotName { name: "base".into(), tag: "v1".into() }),
+        template: of.template,
+        defaults: None,
+        rootfs: of.rootfs,
+        limits: of.limits,
+        source: of.id.clone(),
+        generation: of.generation,
+        created_at: of.created_at,
+        quota: Amount::UNBOUNDED,
+        capacity: Amount::UNBOUNDED,
+    };
+    server.store.insert_snapshot(&older, &[]).await.unwrap();
+    server.store.snapshot_ready(&older.id, None).await.unwrap();
+    let refused = server.control.begin_template(server.team, &definition).await.map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Conflict);
+    assert!(refused.to_string().contains(older.id.as_str()), "{refused}");
+    server.control.delete_snapshot_of_any(&older.id).await.unwrap();
+    let begun = server.control.begin_template(server.team, &definition).await.unwrap().id;
+    for id in [of.id, begun] {
         server.kill(&id).await;
     }
     world.nothing_left().await;
