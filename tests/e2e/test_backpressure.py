@@ -6,7 +6,7 @@ import struct
 import threading
 
 import pytest
-from e2b import Sandbox, TimeoutException
+from e2b import PtySize, Sandbox, TimeoutException
 from guest import Guest, routing
 from support import PeakMemory, until
 from wire import Wire
@@ -87,6 +87,30 @@ def test_a_gibibyte_of_output_costs_no_memory_and_hides_no_exit_code(server, san
     assert (end["exitCode"], end["exited"]) == (77, True)
     assert memory.rise() < BOUND_MIB
     assert agent - before < BOUND_MIB
+
+
+LITTLE_BY_LITTLE = "python3 -c 'import os, time\nfor _ in range(2000): os.write(1, b\".\"); time.sleep(0.0005)'"
+
+
+def by_pipe(sandbox):
+    assert sandbox.commands.run(LITTLE_BY_LITTLE).stdout == "." * 2000
+
+
+def by_terminal(sandbox):
+    terminal = sandbox.pty.create(PtySize(rows=24, cols=80), timeout=60)
+    sandbox.files.write("/tmp/little", LITTLE_BY_LITTLE)
+    sandbox.pty.send_stdin(terminal.pid, b"sh /tmp/little; exit\n")
+    seen = []
+    terminal.wait(on_pty=seen.append)
+    assert b"".join(seen).count(b".") >= 2000
+
+
+@pytest.mark.parametrize("said", [by_pipe, by_terminal])
+def test_output_that_comes_little_by_little_costs_no_memory(sandbox, said):
+    before = agent_mib(sandbox)
+    for _ in range(2):
+        said(sandbox)
+    assert agent_mib(sandbox) - before < 16
 
 
 STUBBORN = r"""

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use connectrpc::ConnectError;
 use rustix::process::Signal;
 use sandglass_proto::services::process::{ProcessConfig, StartRequest};
@@ -223,18 +223,14 @@ async fn supervise(agent: Arc<Agent>, process: Arc<Process>, source: Source, lim
 }
 
 async fn pump_pipe(process: Arc<Process>, channel: Channel, mut pipe: pipe::Receiver) {
-    let mut buffer = BytesMut::new();
+    let mut buffer = vec![0; MAX_PIPE_CHUNK];
     loop {
-        buffer.reserve(MAX_PIPE_CHUNK);
-        match pipe.read_buf(&mut buffer).await {
+        match pipe.read(&mut buffer).await {
             Ok(0) | Err(_) => return,
             Ok(n) => {
-                let bytes = buffer.split_to(n.min(MAX_PIPE_CHUNK)).freeze();
+                // A copy, for it may be kept: it must not keep a whole buffer for each byte.
+                let bytes = Bytes::copy_from_slice(&buffer[..n]);
                 process.output.publish(Chunk { channel, bytes }, &process.child).await;
-                while !buffer.is_empty() {
-                    let bytes = buffer.split_to(buffer.len().min(MAX_PIPE_CHUNK)).freeze();
-                    process.output.publish(Chunk { channel, bytes }, &process.child).await;
-                }
             }
         }
     }

@@ -95,26 +95,45 @@ pub(crate) struct Subscription {
     pub live: mpsc::Receiver<Chunk>,
 }
 
-/// The last bytes of output.
+/// The last bytes of output. They are copied here, into one piece of memory: however small the pieces are in which they
+/// come, none of them keeps a buffer alive, nor a hole in the heap where one was.
 #[derive(Debug, Default)]
 struct Ring {
-    chunks: VecDeque<Chunk>,
-    len: usize,
+    bytes: VecDeque<u8>,
+    /// Where they were written to, and how many in a row.
+    runs: VecDeque<(Channel, usize)>,
 }
 
 impl Ring {
-    fn push(&mut self, chunk: Chunk) {
-        self.len += chunk.bytes.len();
-        self.chunks.push_back(chunk);
-        while self.len > KEPT {
-            let Some(front) = self.chunks.front_mut() else { return };
-            let excess = (self.len - KEPT).min(front.bytes.len());
-            let _ = front.bytes.split_to(excess);
-            self.len -= excess;
-            if front.bytes.is_empty() {
-                self.chunks.pop_front();
+    fn push(&mut self, chunk: &Chunk) {
+        let bytes = &chunk.bytes[chunk.bytes.len().saturating_sub(KEPT)..];
+        let mut excess = (self.bytes.len() + bytes.len()).saturating_sub(KEPT);
+        self.bytes.drain(..excess);
+        while let Some((_, len)) = self.runs.front_mut().filter(|_| excess > 0) {
+            let gone = excess.min(*len);
+            (*len, excess) = (*len - gone, excess - gone);
+            if *len == 0 {
+                self.runs.pop_front();
             }
         }
+        self.bytes.extend(bytes);
+        match self.runs.back_mut() {
+            Some((channel, len)) if *channel == chunk.channel => *len += bytes.len(),
+            _ => self.runs.push_back((chunk.channel, bytes.len())),
+        }
+    }
+
+    fn chunks(&self) -> VecDeque<Chunk> {
+        let mut bytes = Bytes::from(self.bytes.iter().copied().collect::<Vec<_>>());
+        let mut chunks = VecDeque::new();
+        for (channel, len) in &self.runs {
+            let mut run = bytes.split_to(*len);
+            while !run.is_empty() {
+                let bytes = run.split_to(run.len().min(MAX_PTY_CHUNK));
+                chunks.push_back(Chunk { channel: *channel, bytes });
+            }
+        }
+        chunks
     }
 }
 
@@ -149,9 +168,7 @@ impl Output {
         let (queue, live) = mpsc::channel(QUEUE);
         let mut state = self.state();
         let backlog = match origin {
-            Origin::Session(epoch) if epoch > state.delivered && state.delivered > 0 => {
-                state.ring.chunks.clone()
-            }
+            Origin::Session(epoch) if epoch > state.delivered && state.delivered > 0 => state.ring.chunks(),
             _ => VecDeque::new(),
         };
         if let Origin::Session(epoch) = origin {
@@ -171,7 +188,7 @@ impl Output {
     pub(crate) async fn publish(&self, chunk: Chunk, child: &Child) {
         let targets: Vec<_> = {
             let mut state = self.state();
-            state.ring.push(chunk.clone());
+            state.ring.push(&chunk);
             state.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
             state.subscribers.iter().map(|subscriber| subscriber.queue.clone()).collect()
         };
@@ -212,7 +229,7 @@ impl Output {
 
     /// Bytes of output that are kept.
     pub(crate) fn kept(&self) -> usize {
-        self.state().ring.len
+        self.state().ring.bytes.len()
     }
 }
 

@@ -150,10 +150,8 @@ fn read(fd: BorrowedFd<'_>) -> io::Result<Option<Bytes>> {
     match rustix::io::read(fd, &mut buffer) {
         // EIO is how a terminal says that its other side is closed.
         Ok(0) | Err(rustix::io::Errno::IO) => Ok(None),
-        Ok(n) => {
-            buffer.truncate(n);
-            Ok(Some(buffer.into()))
-        }
+        // A copy, for it may be kept: it must not keep a whole buffer for each key.
+        Ok(n) => Ok(Some(Bytes::copy_from_slice(&buffer[..n]))),
         Err(error) => Err(error.into()),
     }
 }

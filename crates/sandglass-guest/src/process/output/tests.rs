@@ -17,10 +17,30 @@ fn the_ring_keeps_exactly_the_last_bytes() {
     let mut ring = Ring::default();
     let all: Vec<u8> = (0..3 * KEPT).map(|i| u8::try_from(i % 251).unwrap()).collect();
     for part in all.chunks(1000) {
-        ring.push(chunk(part));
-        assert!(ring.len <= KEPT);
+        ring.push(&chunk(part));
+        assert!(ring.bytes.len() <= KEPT);
     }
-    assert_eq!(text(&ring.chunks), all[all.len() - KEPT..]);
+    assert_eq!(text(&ring.chunks()), all[all.len() - KEPT..]);
+}
+
+#[test]
+fn what_comes_byte_by_byte_takes_no_more_room_and_keeps_its_order() {
+    let mut ring = Ring::default();
+    for i in 0..2 * KEPT {
+        let channel = if i % 1000 < 500 { Channel::Stdout } else { Channel::Stderr };
+        ring.push(&Chunk { channel, ..chunk(&[u8::try_from(i % 251).unwrap()]) });
+    }
+    assert!(ring.bytes.capacity() <= 2 * KEPT && ring.runs.len() <= KEPT / 500 + 2);
+    let chunks = ring.chunks();
+    let mut expected = KEPT..2 * KEPT;
+    for chunk in &chunks {
+        for byte in &chunk.bytes {
+            let i = expected.next().unwrap();
+            assert_eq!(usize::from(*byte), i % 251);
+            assert_eq!(chunk.channel == Channel::Stdout, i % 1000 < 500);
+        }
+    }
+    assert!(expected.is_empty());
 }
 
 #[tokio::test]
