@@ -129,12 +129,10 @@ def empty(server):
     server.stop()
 
 
-@pytest.fixture
-def cramped_server(work_folder):
-    """A server whose data folder has a small file system of its own, another one than the cache folder's."""
-    mount = work_folder / "cramped"
+def serving_on(mount, *what):
+    """A server whose data folder is on a file system of its own, which is mounted for it."""
     mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "none", mount], check=True)
+    subprocess.run(["mount", *what, mount], check=True)
     server = Server(mount / "data")
     try:
         yield server.start()
@@ -143,25 +141,24 @@ def cramped_server(work_folder):
         # The server's last processes leave it a moment later.
         until(lambda: subprocess.run(["umount", mount], capture_output=True).returncode == 0, what="unmounted")
         mount.rmdir()
+
+
+@pytest.fixture
+def cramped_server(work_folder):
+    """A server whose data folder has a small file system of its own, another one than the cache folder's."""
+    yield from serving_on(work_folder / "cramped", "-t", "tmpfs", "-o", "size=256m", "none")
 
 
 @pytest.fixture
 def sharing_server(work_folder):
     """A server whose data folder is on a file system where files share blocks."""
-    image, mount = work_folder / "sharing.img", work_folder / "sharing"
-    mount.mkdir()
+    image = work_folder / "sharing.img"
     with image.open("wb") as file:
         file.truncate(4 << 30)
     subprocess.run(["mkfs.xfs", "-q", "-m", "reflink=1", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, mount], check=True)
-    server = Server(mount / "data")
     try:
-        yield server.start()
+        yield from serving_on(work_folder / "sharing", "-o", "loop", image)
     finally:
-        server.stop()
-        # The server's last processes leave it a moment later.
-        until(lambda: subprocess.run(["umount", mount], capture_output=True).returncode == 0, what="unmounted")
-        mount.rmdir()
         image.unlink()
 
 

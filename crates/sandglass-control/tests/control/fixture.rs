@@ -19,7 +19,7 @@ use sandglass_engine::deadline::{self, Moment};
 use sandglass_engine::fake::{FakeConfig, FakeEngine};
 use sandglass_engine::host::{Host, server};
 use sandglass_linux::fdpass;
-use sandglass_store::{SandboxRow, SqliteStore, Store};
+use sandglass_store::{CommandDefaults, SandboxRow, SqliteStore, Store, TemplateSpec};
 use sandglass_types::clock::ManualClock;
 use sandglass_types::{
     Clock as _, Digest, EndReason, Error, InstanceId, Lifetime, SandboxId, SandboxState, SystemClock, TeamId,
@@ -318,4 +318,22 @@ impl World {
         let pids: Vec<i32> = pids.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
         (pids[1], pids[0])
     }
+}
+
+/// What a template is built on this from, and nothing more.
+pub(crate) fn spec(base: &str) -> TemplateSpec {
+    TemplateSpec {
+        base: base.into(),
+        start: None,
+        ready: None,
+        ready_timeout: 60,
+        pool: 0,
+        agent: None,
+        inherited: Vec::new(),
+    }
+}
+
+/// What its commands have that say nothing else.
+pub(crate) fn defaults() -> CommandDefaults {
+    CommandDefaults { user: "zoe".into(), workdir: "/srv".into(), env: BTreeMap::new() }
 }

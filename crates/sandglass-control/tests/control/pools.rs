@@ -1,14 +1,14 @@
 //! Unused copies of a template's running state: each is handed out once, and none takes what somebody else needs.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 use sandglass_engine::Engine as _;
 use sandglass_engine::engine::{EngineError, Lack};
-use sandglass_store::{CommandDefaults, SandboxRow, StartPath, TemplateSpec};
+use sandglass_store::{SandboxRow, StartPath};
 use sandglass_types::budget::Amount;
 use sandglass_types::{Error, ErrorKind, PauseMode, SandboxId, SandboxState};
 
-use crate::fixture::{HOUR, Server, World, eventually, request, written};
+use crate::fixture::{HOUR, Server, World, defaults, eventually, request, spec, written};
 use crate::scripted::{Manner, STOPPED};
 use crate::trouble::broken;
 
@@ -22,17 +22,7 @@ fn world(size: u32) -> World {
 /// Makes the template of a new sandbox, and ends that.
 async fn keep(server: &Server) {
     let id = server.create().await;
-    let spec = TemplateSpec {
-        base: "base".into(),
-        start: None,
-        ready: None,
-        ready_timeout: 60,
-        pool: 0,
-        agent: None,
-        inherited: Vec::new(),
-    };
-    let defaults = CommandDefaults { user: "zoe".into(), workdir: "/srv".into(), env: BTreeMap::new() };
-    server.control.keep_as_template(server.team, &id, "web", spec, defaults, None).await.unwrap();
+    server.control.keep_as_template(server.team, &id, "web", spec("base"), defaults(), None).await.unwrap();
     server.kill(&id).await;
     server.ended(&id).await;
 }

@@ -1,6 +1,6 @@
 //! Templates that have an image of a running state: what is made from it, and what happens when that fails.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use sandglass_control::TemplateDefinition;
@@ -8,32 +8,16 @@ use sandglass_engine::engine::Lack;
 use sandglass_engine::{Engine as _, EngineError};
 use sandglass_store::{
     CommandDefaults, ImageState, MadeFrom, NewSnapshot, Purpose, SandboxRow, SnapshotName, SnapshotRow,
-    StartPath, Store as _, TemplateSpec,
+    StartPath, Store as _,
 };
 use sandglass_types::budget::Amount;
 use sandglass_types::{
     EndReason, Error, ErrorKind, PauseMode, Reference, ResumeMode, SandboxId, SandboxState, SnapshotId,
 };
 
-use crate::fixture::{HOUR, Server, World, eventually, request, written};
+use crate::fixture::{HOUR, Server, World, defaults, eventually, request, spec, written};
 use crate::scripted::Manner;
 use crate::trouble::broken;
-
-fn spec(base: &str) -> TemplateSpec {
-    TemplateSpec {
-        base: base.into(),
-        start: None,
-        ready: None,
-        ready_timeout: 60,
-        pool: 0,
-        agent: None,
-        inherited: Vec::new(),
-    }
-}
-
-fn defaults() -> CommandDefaults {
-    CommandDefaults { user: "zoe".into(), workdir: "/srv".into(), env: BTreeMap::new() }
-}
 
 /// Those of the next image.
 fn later() -> CommandDefaults {

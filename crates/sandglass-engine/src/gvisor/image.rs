@@ -263,15 +263,13 @@ impl Unfinished {
     /// Gives it its name, which must be free. Who finds it by its name finds it whole; also after a loss of power, if it is
     /// flushed.
     pub(super) fn finish(self, target: &Path, keep: Keep) -> io::Result<()> {
-        if keep == Keep::Unflushed {
-            fs_err::rename(&self.image.0, target)?;
-            return self.folder.close();
+        if keep == Keep::Flushed {
+            sync(&self.image.0)?;
         }
-        sync(&self.image.0)?;
         // A rename would replace an empty folder; images are never empty, so this fails when one is there.
         fs_err::rename(&self.image.0, target)?;
-        if let Some(parent) = target.parent() {
-            fs_err::File::open(parent)?.sync_all()?;
+        if keep == Keep::Flushed {
+            sync_name(target)?;
         }
         self.folder.close()
     }
@@ -280,6 +278,11 @@ impl Unfinished {
 /// Writes an image that has its name to the disk itself.
 pub(super) fn flush(image: &Path) -> io::Result<()> {
     sync(image)?;
+    sync_name(image)
+}
+
+/// Writes that it has its name.
+fn sync_name(image: &Path) -> io::Result<()> {
     image.parent().map_or(Ok(()), |images| fs_err::File::open(images)?.sync_all())
 }
 

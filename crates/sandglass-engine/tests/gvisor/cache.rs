@@ -1,21 +1,14 @@
 //! What of the cache folder is needed by whom, as instances share it that do not know each other.
 
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use sandglass_engine::engine::{Engine as _, Keep};
-use sandglass_engine::gvisor::Driver;
-use sandglass_failpoint::{Failpoints, NAMES};
-use sandglass_linux::process::{Launch, spawn};
+use sandglass_failpoint::NAMES;
 use sandglass_testkit::conformance::limits;
 use sandglass_types::{Digest, SandboxId};
 
-use crate::fixture::{Fixture, Gvisor, ROOTFS, open, spec};
-
-const DIR: &str = "SANDGLASS_TEST_DIR";
-const INSTANCE: &str = "SANDGLASS_TEST_INSTANCE";
-const POINT: &str = "SANDGLASS_TEST_POINT";
+use crate::fixture::{Fixture, ROOTFS, spec};
+use crate::killed::{host, killed_at};
 
 fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap();
@@ -117,60 +110,23 @@ fn while_a_record_or_an_image_can_not_be_read_nothing_is_given_up() {
     assert!(!rootfs(&two).exists());
 }
 
-/// The host that the test below starts and kills: the same program, told by its environment where to work.
-fn be_the_host(dir: &Path) {
-    let point = std::env::var(POINT).unwrap();
-    let subject = Gvisor { network: false, driver: Driver::Fastest };
-    let engine = open(dir, &std::env::var(INSTANCE).unwrap().parse().unwrap(), subject);
-    assert!(format!("{point}=hang").parse::<Failpoints>().unwrap().arm());
-    if point.ends_with(".pinned") {
-        engine.create(&spec(limits(1, 256, 128, 100))).unwrap();
-    } else {
-        engine.tidy_cache(&[]).unwrap();
-    }
-}
-
-fn killed_at(point: &str, fixture: &mut Fixture) {
-    fixture.close();
-    let said = fixture.path().join("said");
-    let stderr: OwnedFd = std::fs::File::create(&said).unwrap().into();
-    let launch = Launch::new(std::env::current_exe().unwrap())
-        .and_then(|launch| {
-            launch.args([
-                "--exact",
-                "cache::a_host_killed_between_a_pin_and_its_use_harms_nobody",
-                "--nocapture",
-            ])
-        })
-        .and_then(|launch| launch.env(DIR, fixture.path().to_str().unwrap()))
-        .and_then(|launch| launch.env(INSTANCE, fixture.instance().as_str()))
-        .and_then(|launch| launch.env(POINT, point))
-        .and_then(|launch| launch.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
-        .and_then(|launch| launch.stderr(stderr))
-        .unwrap();
-    let host = spawn(&launch).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let reached = format!("failpoint {point} reached\n");
-    while !std::fs::read_to_string(&said).unwrap().contains(&reached) {
-        let ended = host.wait(Some(Instant::now())).unwrap();
-        assert_eq!(ended, None, "{}", std::fs::read_to_string(&said).unwrap());
-        assert!(Instant::now() < deadline, "never reached {point}");
-        std::thread::yield_now();
-    }
-    host.pidfd().kill().unwrap();
-    host.wait(Some(deadline)).unwrap().expect("it ends");
-}
+const KILLED: &str = "cache::a_host_killed_between_a_pin_and_its_use_harms_nobody";
 
 #[test]
 fn a_host_killed_between_a_pin_and_its_use_harms_nobody() {
-    if let Some(dir) = std::env::var_os(DIR) {
-        return be_the_host(Path::new(&dir));
+    if let Some((point, engine)) = host() {
+        if point.ends_with(".pinned") {
+            engine.create(&spec(limits(1, 256, 128, 100))).unwrap();
+        } else {
+            engine.tidy_cache(&[]).unwrap();
+        }
+        return;
     }
     let points: Vec<_> = NAMES.iter().filter(|name| name.starts_with("engine.cache.")).collect();
     let [pinned, swept] = points.try_into().unwrap();
     let other = Fixture::new();
     let mut fixture = other.beside();
-    killed_at(pinned, &mut fixture);
+    killed_at(KILLED, pinned, &mut fixture);
     // It may have been about to use it.
     tidy(&other);
     assert!(rootfs(&other).is_dir());
@@ -182,7 +138,7 @@ fn a_host_killed_between_a_pin_and_its_use_harms_nobody() {
     fixture.engine().destroy(&sandbox.id).unwrap();
 
     // One that dies while it sweeps keeps nobody from it, and what it left half removed is gone the next time.
-    killed_at(swept, &mut fixture);
+    killed_at(KILLED, swept, &mut fixture);
     let left = names(&fixture.cache().join("rootfs"));
     assert!(left.iter().all(|name| name.starts_with(".going-")) && left.len() == 1, "{left:?}");
     tidy(&other);

@@ -7,6 +7,7 @@ mod control;
 mod crash;
 mod fixture;
 mod image_crash;
+mod killed;
 mod lifecycle;
 mod network;
 mod pace;
