@@ -90,16 +90,33 @@ fn files(args: &[String]) -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps so many processors busy for so many milliseconds.
+/// Keeps so many processors busy for so many milliseconds, each by a process in a session of its own: a kernel may give
+/// every session the same share, however few of them its neighbour has.
 fn burn(args: &[String]) -> io::Result<()> {
-    let (threads, time): (usize, u64) = (number(args, 0)?, number(args, 1)?);
+    let (processes, time): (usize, u64) = (number(args, 0)?, number(args, 1)?);
     let end = Instant::now() + Duration::from_millis(time);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| while Instant::now() < end {});
+    let mut last = Last::default();
+    for _ in 0..processes {
+        // SAFETY: this process has one thread.
+        match unsafe { libc::fork() } {
+            -1 => {
+                last.see(Err(io::Error::last_os_error()));
+                break;
+            }
+            0 => {
+                // Whoever ends the first of them ends all.
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+                rustix::process::setsid()?;
+                while Instant::now() < end {}
+                return Ok(());
+            }
+            _ => last.see(Ok(())),
         }
-    });
-    Ok(())
+    }
+    while Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    last.into_result()
 }
 
 /// Opens so many files, in so many processes; and holds them.
