@@ -56,6 +56,8 @@ const MAX_HEADERS: usize = 128;
 pub(crate) struct Origin {
     /// The client.
     pub(crate) peer: Peer,
+    /// Whether it spoke TLS.
+    pub(crate) secure: bool,
     /// What the client addressed, with its port.
     pub(crate) host: Option<HeaderValue>,
 }
@@ -285,7 +287,7 @@ fn prepare(
         Some(0) if !parts.headers.contains_key(CONTENT_LENGTH) => Framing::Empty,
         Some(length) => Framing::Length(length),
     };
-    headers::to_sandbox(&mut parts.headers, origin.host, origin.peer.address(), framing, upgrade);
+    headers::to_sandbox(&mut parts.headers, origin, framing, upgrade);
     if let Some(host) = mask {
         parts.headers.insert(HOST, host);
     }

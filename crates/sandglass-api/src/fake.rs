@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backend::{Backend, Stream, Upstream};
 use crate::e2b::wire::tests::row;
+use crate::server::Tls;
 
 /// The keys of two teams. The first one is an operator's.
 pub(crate) const KEY: &str = "e2b_0123456789012345678901234567890123456789";
@@ -599,12 +600,17 @@ impl Served {
     }
 
     pub(crate) async fn with(settings: crate::server::Settings) -> Self {
+        Self::behind(None, settings).await
+    }
+
+    /// With TLS, if there is any.
+    pub(crate) async fn behind(tls: Option<Tls>, settings: crate::server::Settings) -> Self {
         let fake = Fake::new();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
         let (dial, callers) = Direct::new(800);
-        let running = crate::server::run(listener, callers, fake.clone(), shutdown.clone(), settings);
+        let running = crate::server::run(listener, callers, tls, fake.clone(), shutdown.clone(), settings);
         #[allow(clippy::disallowed_methods, reason = "the handle is kept")]
         let done = tokio::spawn(running);
         Self { fake, address, dial, shutdown, done }
@@ -624,9 +630,9 @@ impl Drop for Served {
 /// The longest that a test waits for what must come.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Either end of a TCP connection, byte by byte.
+/// Either end of a connection, byte by byte.
 pub(crate) struct Wire {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
     read: Vec<u8>,
 }
 
@@ -634,7 +640,17 @@ impl Wire {
     pub(crate) fn new(stream: TcpStream) -> Self {
         // What a sandbox sends never was on a network, and knows no such thing.
         let _is_local = stream.set_nodelay(true);
+        Self::over(Box::new(stream))
+    }
+
+    pub(crate) const fn over(stream: Box<dyn Stream>) -> Self {
         Self { stream, read: Vec::new() }
+    }
+
+    /// What it goes over, which had nothing to read yet.
+    pub(crate) fn into_stream(self) -> Box<dyn Stream> {
+        assert!(self.read.is_empty(), "{:?}", self.read);
+        self.stream
     }
 
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {

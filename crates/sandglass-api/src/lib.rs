@@ -22,4 +22,4 @@ mod router;
 mod server;
 
 pub use openapi::{endpoints, openapi_json};
-pub use server::serve;
+pub use server::{Certificate, CertificateError, Plain, Tls, serve};

@@ -6,10 +6,12 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, StatusCode};
+use jiff::Timestamp;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use sandglass_control::metrics::PREFIX;
@@ -53,8 +55,17 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn new() -> Self {
+    /// `expires` is when the server's certificate does, if it has one.
+    pub(crate) fn new(expires: Option<Timestamp>) -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
+        if let Some(expires) = expires {
+            let gauge = ConstGauge::new(expires.as_second());
+            registry.register(
+                "certificate_expires",
+                "When the certificate does, in seconds since 1970",
+                gauge,
+            );
+        }
         let (requests, forwarded) = (Family::default(), Family::default());
         let seconds: Family<Asked, Histogram, fn() -> Histogram> =
             Family::new_with_constructor(|| Histogram::new(SECONDS));

@@ -1,7 +1,9 @@
-//! The listener: accepts, tells HTTP/1.1 from HTTP/2, bounds what a client can hold, and dispatches.
+//! The listener: accepts, tells TLS, HTTP/1.1 and HTTP/2 apart, bounds what a client can hold, and dispatches.
 
 mod connection;
 mod linger;
+mod rewound;
+mod tls;
 mod watch;
 
 use std::convert::Infallible;
@@ -13,8 +15,9 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::response::IntoResponse as _;
 use http::header::HOST;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderValue, Request, Response, StatusCode, Uri};
 use sandglass_control::Control;
 use sandglass_egress::proxy::Caller;
 use sandglass_engine::network::GUEST_ADDRESS;
@@ -27,11 +30,13 @@ use tower::ServiceExt as _;
 
 use crate::backend::Backend;
 use crate::edge::answer::{Failure, failed, is_navigation, unroutable};
-use crate::edge::target::{Target, host, route, route_from_sandbox, strip_routing};
+use crate::edge::target::{Target, host, is_own, route, route_from_sandbox, strip_routing};
 use crate::edge::{Edge, Origin};
+use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::router::{ApiState, ISOLATION, router};
 pub(crate) use linger::Lingering;
+pub use tls::{Certificate, CertificateError, Plain, Tls};
 
 /// How patient the server is.
 #[derive(Debug, Clone)]
@@ -73,6 +78,7 @@ struct Shared {
     backend: Arc<dyn Backend>,
     router: Router,
     edge: Edge,
+    tls: Option<Tls>,
     settings: Settings,
     tasks: TaskTracker,
     /// No new requests.
@@ -100,27 +106,47 @@ impl Peer {
     }
 }
 
+/// How requests come.
+#[derive(Debug, Clone)]
+struct Line {
+    peer: Peer,
+    /// Through TLS.
+    secure: bool,
+    /// Through a connection that a client asked for, within one of its own.
+    inner: bool,
+}
+
+impl Line {
+    /// One that was just accepted.
+    const fn of(peer: Peer) -> Self {
+        Self { peer, secure: false, inner: false }
+    }
+}
+
 /// What lets a connection be, and is given back when that ends.
 type Slot = Box<dyn Debug + Send + Sync>;
 
 /// Serves the REST faces and the edge until `shutdown` fires, and then for at most ten seconds what is open. Callers that
-/// come out of `to_edge`, which are sandboxes, get ports of sandboxes alone.
+/// come out of `to_edge`, which are sandboxes, get ports of sandboxes alone. With `tls`, clients may speak that on the same
+/// port, and those may have to that it says.
 ///
 /// # Errors
 /// None at present: a connection that fails ends alone, and an accept that fails is tried again.
 pub async fn serve(
     listener: TcpListener,
     to_edge: mpsc::Receiver<Caller>,
+    tls: Option<Tls>,
     control: Control,
     shutdown: CancellationToken,
 ) -> io::Result<()> {
-    run(listener, to_edge, Arc::new(control), shutdown, Settings::default()).await;
+    run(listener, to_edge, tls, Arc::new(control), shutdown, Settings::default()).await;
     Ok(())
 }
 
 pub(crate) async fn run(
     listener: TcpListener,
     mut to_edge: mpsc::Receiver<Caller>,
+    tls: Option<Tls>,
     backend: Arc<dyn Backend>,
     shutdown: CancellationToken,
     settings: Settings,
@@ -129,7 +155,7 @@ pub(crate) async fn run(
     let force = CancellationToken::new();
     let slots = Arc::new(Semaphore::new(settings.max_connections));
     let drain = settings.drain;
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::new(Metrics::new(tls.as_ref().map(|tls| tls.certificate.expires())));
     let shared = Arc::new(Shared {
         router: router(ApiState {
             backend: backend.clone(),
@@ -139,6 +165,7 @@ pub(crate) async fn run(
         }),
         edge: Edge::new(backend.clone(), tasks.clone(), force.clone(), metrics),
         backend,
+        tls,
         settings,
         tasks: tasks.clone(),
         shutdown: shutdown.clone(),
@@ -155,8 +182,8 @@ pub(crate) async fn run(
             accepted = accepted => accepted,
             // Behind those, so that no flood of them keeps a client waiting.
             Some(Caller { sandbox, stream, place }) = to_edge.recv() => {
-                let peer = Peer::Sandbox(sandbox);
-                tasks.spawn(connection::serve(shared.clone(), stream, peer, Box::new(place)));
+                let line = Line::of(Peer::Sandbox(sandbox));
+                tasks.spawn(connection::serve(shared.clone(), Box::new(stream), line, Box::new(place)));
                 continue;
             }
         };
@@ -166,12 +193,8 @@ pub(crate) async fn run(
                     tracing::debug!(%error, "the client went before it was served");
                     continue;
                 }
-                tasks.spawn(connection::serve(
-                    shared.clone(),
-                    stream,
-                    Peer::Client(peer.ip()),
-                    Box::new(slot),
-                ));
+                let line = Line::of(Peer::Client(peer.ip()));
+                tasks.spawn(connection::serve(shared.clone(), Box::new(stream), line, Box::new(slot)));
             }
             (_, Err(error)) => {
                 tracing::warn!(%error, "accept failed");
@@ -193,17 +216,46 @@ pub(crate) async fn run(
 
 impl Shared {
     /// Answers one request, and says what isolates, also over an answer from a sandbox: that must not say it itself.
-    async fn dispatch(&self, request: Request<Lingering>, peer: Peer) -> Result<Response<Body>, Infallible> {
-        let mut answer = self.answer(request, peer).await;
+    async fn dispatch(&self, request: Request<Lingering>, line: &Line) -> Result<Response<Body>, Infallible> {
+        let mut answer = if self.may_be_plain(line) {
+            self.answer(request, line).await
+        } else {
+            ApiError::invalid(
+                "use https here: what you sent was not encrypted, so replace the keys and tokens in it",
+            )
+            .into_response()
+        };
         let isolation = HeaderValue::from_static(self.backend.engine().isolation.name());
         answer.headers_mut().insert(ISOLATION, isolation);
         Ok(answer)
     }
 
-    async fn answer(&self, mut request: Request<Lingering>, peer: Peer) -> Response<Body> {
+    /// Whether requests may come as they do, if that is without TLS.
+    fn may_be_plain(&self, line: &Line) -> bool {
+        let Some(Tls { plain, .. }) = &self.tls else { return true };
+        match (&line.peer, plain) {
+            _ if line.secure => true,
+            (Peer::Sandbox(_), _) | (_, Plain::Everybody) => true,
+            (Peer::Client(address), Plain::Loopback) => address.to_canonical().is_loopback(),
+            (_, Plain::Nobody) => false,
+        }
+    }
+
+    /// Whether a client may connect to this place through the server. It may to the server's own names, which lead to the
+    /// server itself: so they are reached where no DNS knows them.
+    fn tunnel(&self, place: &Uri, line: &Line) -> Result<(), ApiError> {
+        let own = place.host().is_some_and(|host| is_own(host, self.backend.domain()));
+        if own && !line.inner && matches!(line.peer, Peer::Client(_)) {
+            return Ok(());
+        }
+        let why = "this server carries connections to names under its own domain alone: see `domain` in its configuration";
+        Err(ApiError::new(StatusCode::FORBIDDEN, why))
+    }
+
+    async fn answer(&self, mut request: Request<Lingering>, line: &Line) -> Response<Body> {
         let named = host(request.version(), request.uri(), request.headers());
         let domain = self.backend.domain();
-        let target = match peer {
+        let target = match line.peer {
             Peer::Client(_) => named.and_then(|host| route(&host, domain, request.headers())),
             Peer::Sandbox(_) => {
                 strip_routing(request.headers_mut());
@@ -222,7 +274,8 @@ impl Shared {
                     || request.headers().get(HOST).cloned(),
                     |authority| HeaderValue::try_from(authority.as_str()).ok(),
                 );
-                self.edge.handle(&id, port, request, Origin { peer, host }).await
+                let origin = Origin { peer: line.peer.clone(), secure: line.secure, host };
+                self.edge.handle(&id, port, request, origin).await
             }
         }
     }

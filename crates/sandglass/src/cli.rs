@@ -60,6 +60,9 @@ pub(crate) enum Command {
     /// Clears up when `verify` ended in whatever way; it starts it
     #[command(hide = true)]
     VerifyJanitor(verify::Janitor),
+    /// Make what is missing of a server's certificate; `serve` starts it
+    #[command(hide = true)]
+    Certify(Certify),
     /// Tell the ledger what the store says, without privilege
     #[command(hide = true)]
     Owners(Owners),
@@ -101,11 +104,14 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct Serve {
     /// Where to listen; port 0 takes a free one [default: 127.0.0.1:3000]
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) listen: Option<SocketAddr>,
+    /// The domain that clients reach this server and ports of sandboxes under, by https [default: none]
+    #[arg(long, value_name = "NAME[:PORT]")]
+    pub(crate) domain: Option<String>,
     /// The folder of this server's state [default: /var/lib/sandglass]
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
@@ -127,6 +133,12 @@ pub(crate) struct Serve {
     /// The guest binary to use instead of the one in this program
     #[arg(long, value_name = "FILE", hide = true)]
     pub(crate) guest: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Certify {
+    pub(crate) data_dir: PathBuf,
+    pub(crate) domain: String,
 }
 
 #[derive(Debug, Args)]

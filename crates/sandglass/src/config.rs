@@ -1,6 +1,7 @@
 //! Settings of the server: the command line over the file over the defaults.
 
 pub(crate) mod budgets;
+mod tls;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read as _;
@@ -24,6 +25,7 @@ use crate::cli::{Engine, EngineChoice, LogFormat, Serve};
 use crate::indexes;
 use crate::startup::{Reason, StartupError};
 use budgets::Quota;
+pub(crate) use tls::Tls;
 
 /// The longest lifetime that can be configured: a year.
 const MAX_LIFETIME_HOURS: u64 = 24 * 365;
@@ -78,6 +80,7 @@ struct File {
     snapshots: SnapshotsFile,
     #[serde(default)]
     templates: BTreeMap<String, TemplateFile>,
+    tls: Option<tls::File>,
 }
 
 /// A table `[templates.NAME]`.
@@ -201,6 +204,8 @@ pub(crate) struct Config {
     pub(crate) engine: Engine,
     /// The domain that clients reach sandboxes under.
     pub(crate) domain: Option<String>,
+    /// How they speak TLS there.
+    pub(crate) tls: Tls,
     /// The program of the gVisor engine; looked up in `PATH` if not set.
     pub(crate) runsc: Option<PathBuf>,
     /// The longest that a sandbox may live.
@@ -281,8 +286,9 @@ impl Config {
             let (least, most) = (AGENT_SILENCE.start(), AGENT_SILENCE.end());
             bail!("agent_silence_seconds must be between {least} and {most}, not {silence}");
         }
-        if let Some(domain) = file.domain.as_deref().filter(|domain| !is_domain(domain)) {
-            bail!("domain in the config must be a host name, with or without :PORT, not {domain:?}");
+        let domain = args.domain.clone().or(file.domain);
+        if let Some(domain) = domain.as_deref().filter(|domain| !is_domain(domain)) {
+            bail!("domain must be a host name, with or without :PORT, not {domain:?}");
         }
         file.quota.check()?;
         file.host.check()?;
@@ -309,7 +315,8 @@ impl Config {
             data_dir,
             cache_dir,
             engine,
-            domain: file.domain,
+            tls: Tls::resolve(file.tls.as_ref(), domain.as_deref())?,
+            domain,
             runsc: file.runsc,
             max_lifetime: Duration::from_secs(hours * 3600),
             agent_silence: Duration::from_secs(silence),
@@ -396,16 +403,7 @@ mod tests {
         let path = folder.path().join("config.toml");
         std::fs::write(&path, file).unwrap();
         let listen = listen.map(|text| text.parse().unwrap());
-        let args = Serve {
-            listen,
-            data_dir: None,
-            cache_dir: None,
-            engine: None,
-            unsafe_no_isolation: false,
-            log_format: None,
-            config: Some(path),
-            guest: None,
-        };
+        let args = Serve { listen, config: Some(path), ..Serve::default() };
         Ok(Config::resolve(&args, true)?)
     }
 
@@ -438,16 +436,7 @@ mod tests {
 
     #[test]
     fn without_root_it_wants_a_folder_of_its_own() {
-        let mut args = Serve {
-            listen: None,
-            data_dir: Some("/d".into()),
-            cache_dir: None,
-            engine: None,
-            unsafe_no_isolation: true,
-            log_format: None,
-            config: None,
-            guest: None,
-        };
+        let mut args = Serve { data_dir: Some("/d".into()), unsafe_no_isolation: true, ..Serve::default() };
         assert_eq!(Config::resolve(&args, false).unwrap().engine, Engine::Gvisor);
         args.engine = Some(EngineChoice::Fake);
         let config = Config::resolve(&args, false).unwrap();
@@ -473,16 +462,7 @@ mod tests {
         let path = folder.path().join("config.toml");
         let written = |file: &str, log_format| {
             std::fs::write(&path, file).unwrap();
-            let args = Serve {
-                listen: None,
-                data_dir: None,
-                cache_dir: None,
-                engine: None,
-                unsafe_no_isolation: false,
-                log_format,
-                config: Some(path.clone()),
-                guest: None,
-            };
+            let args = Serve { log_format, config: Some(path.clone()), ..Serve::default() };
             let early = super::log_format(&args);
             if let Ok(config) = Config::resolve(&args, true) {
                 assert_eq!(config.log_format, early);
@@ -565,6 +545,9 @@ mod tests {
         assert!(error("max_lifetime_hours = 0").contains("between 1 and"));
         assert!(error("agent_silence_seconds = 1").contains("between 2 and"));
         assert!(error("domain = \"a b/c\"").contains("a b/c"));
+        assert!(error("[tls]\nplain = \"nobody\"").contains("set `domain`"));
+        assert!(error("domain = \"a.test\"\n[tls]\nkey = \"k\"").contains("given together"));
+        assert!(error("domain = \"a.test\"\n[tls]\nplain = \"some\"").contains("everybody"));
         assert!(error("[egress]\nmax_connections = 0").contains("egress.max_connections must be between"));
         assert!(error("[egress]\nmax_mib = 0").contains("egress.max_mib must be between"));
         assert!(error("[egress]\nkeep_receipts_days = 0").contains("egress.keep_receipts_days"));

@@ -3,6 +3,7 @@
 
 mod admin;
 mod bench;
+mod certificate;
 mod cli;
 mod client;
 mod config;
@@ -57,6 +58,9 @@ fn main() -> ExitCode {
         Command::Verify(args) => verify::run(&args),
         Command::VerifyStage => verify::stage::run(),
         Command::VerifyJanitor(args) => verify::janitor::run(&args),
+        Command::Certify(args) => {
+            certificate::certify(&args.data_dir, &args.domain).map(|()| ExitCode::SUCCESS)
+        }
         Command::Owners(args) => local::owners(&args),
         Command::Team(verb) => local::team(&verb),
         Command::Key(verb) => local::key(&verb),

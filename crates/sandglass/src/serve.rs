@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sandglass_api::Tls;
 use sandglass_control::metrics::Probes;
 use sandglass_control::{Control, Egress, Patience, template};
 use sandglass_egress::proxy::{Caller, Direct};
@@ -32,7 +33,7 @@ use crate::config::Config;
 use crate::config::budgets::{self, Machine};
 use crate::data_dir::DataDir;
 use crate::startup::{Reason, StartupError};
-use crate::{admin, cli, doctor, guest_binary, privileged};
+use crate::{admin, certificate, cli, doctor, guest_binary, privileged};
 
 /// How long the privileged half may take to clear its spare network slots when the server stops.
 const HOST_PATIENCE: Duration = Duration::from_secs(10);
@@ -112,6 +113,18 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             Arc::new(FixedNames::default())
         }
     };
+    let (dial, to_edge) = Direct::new(budgets.connections);
+    let domain = config.domain.as_deref();
+    let tls = domain.map(|domain| certificate::tls(&config.tls, domain, &data)).transpose()?;
+    let front = Front {
+        listener,
+        to_edge,
+        tls,
+        address,
+        bundle: domain
+            .filter(|_| config.tls.files.is_none())
+            .map(|domain| certificate::Files::of(data.path(), domain).bundle()),
+    };
     let (mut host, line) = privileged::spawn(&data, &guest, runsc.as_deref(), &config, &lock)?;
     let probes = match Probes::open(host.id()) {
         Ok(probes) => Some(Arc::new(probes)),
@@ -126,7 +139,6 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             None => tracing::warn!("not started as root, so this half has all the rights of its user"),
         }
         let templates = HashMap::from([(base.name.clone(), base)]);
-        let (dial, to_edge) = Direct::new(budgets.connections);
         let control = sandglass_control::Config {
             templates,
             max_lifetime: config.max_lifetime,
@@ -156,7 +168,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             probes,
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        runtime.block_on(serve(control, &cell.store, (listener, to_edge), address, line))
+        runtime.block_on(serve(control, &cell.store, front, line))
     });
     // The line is closed by now, so the other half is about to end.
     let ended = wait_for(&mut host);
@@ -206,13 +218,24 @@ fn raise_open_files() -> anyhow::Result<()> {
         .context("the limit of open files can't be raised")
 }
 
+/// Where clients and sandboxes come in, and what a client is told of that.
+#[derive(Debug)]
+struct Front {
+    listener: TcpListener,
+    to_edge: mpsc::Receiver<Caller>,
+    tls: Option<Tls>,
+    address: SocketAddr,
+    /// What to trust, if it is this server's own authority.
+    bundle: Option<PathBuf>,
+}
+
 async fn serve(
     config: sandglass_control::Config,
     store: &Path,
-    (listener, to_edge): (TcpListener, mpsc::Receiver<Caller>),
-    address: SocketAddr,
+    front: Front,
     line: std::os::fd::OwnedFd,
 ) -> anyhow::Result<()> {
+    let domain = config.domain.clone();
     let tasks = TaskTracker::new();
     let shutdown = CancellationToken::new();
     let (host, answers) = Host::connect(line)?;
@@ -235,7 +258,7 @@ async fn serve(
     let key = first_key(&*store).await?;
     // Before anybody is told that it runs: from then on a signal means an orderly stop.
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    announce(address, key.as_deref(), &control)?;
+    announce(&front, domain.as_deref(), key.as_deref(), &control)?;
     tasks.spawn({
         let shutdown = shutdown.clone();
         async move {
@@ -255,8 +278,9 @@ async fn serve(
         }
     };
     tasks.spawn(shutdown.clone().run_until_cancelled_owned(giving_back));
+    let Front { listener, to_edge, tls, .. } = front;
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    sandglass_api::serve(listener, to_edge, control.clone(), shutdown.clone()).await?;
+    sandglass_api::serve(listener, to_edge, tls, control.clone(), shutdown.clone()).await?;
     shutdown.cancel();
     control.stop().await;
     if host_gone.is_cancelled() {
@@ -286,8 +310,8 @@ async fn first_key(store: &dyn Store) -> anyhow::Result<Option<String>> {
 }
 
 /// Prints what a client needs, ready to paste.
-fn announce(address: SocketAddr, key: Option<&str>, control: &Control) -> anyhow::Result<()> {
-    let mut address = address;
+fn announce(front: &Front, domain: Option<&str>, key: Option<&str>, control: &Control) -> anyhow::Result<()> {
+    let mut address = front.address;
     if address.ip().is_unspecified() {
         address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
     }
@@ -296,7 +320,18 @@ fn announce(address: SocketAddr, key: Option<&str>, control: &Control) -> anyhow
     if let Some(key) = key {
         writeln!(out, "export E2B_API_KEY={key}")?;
     }
-    writeln!(out, "export E2B_API_URL={url}\nexport E2B_SANDBOX_URL={url}\n\n{EXAMPLE}")?;
+    writeln!(out, "export E2B_API_URL={url}\nexport E2B_SANDBOX_URL={url}")?;
+    if let Some(domain) = domain {
+        writeln!(
+            out,
+            "\n# or, where that name and all below it lead here, instead of the two:\n# export E2B_DOMAIN={domain}"
+        )?;
+    }
+    if let Some(bundle) = &front.bundle {
+        let bundle = bundle.display();
+        writeln!(out, "# export SSL_CERT_FILE={bundle} NODE_EXTRA_CA_CERTS={bundle}")?;
+    }
+    writeln!(out, "\n{EXAMPLE}")?;
     out.flush()?;
     tracing::info!(%address, engine = control.engine().name, version = control.engine().version, "ready");
     Ok(())

@@ -38,6 +38,7 @@ pub(crate) enum Reason {
     NoLoopDevices = 23,
     NoFileSystem = 24,
     Template = 25,
+    Certificate = 26,
     PortTaken = 30,
     NoSuchAddress = 31,
     FolderInUse = 32,
@@ -51,7 +52,7 @@ pub(crate) enum Reason {
 
 impl Reason {
     /// All of them.
-    pub(crate) const ALL: [Self; 25] = [
+    pub(crate) const ALL: [Self; 26] = [
         Self::NotRoot,
         Self::Config,
         Self::NoRunsc,
@@ -68,6 +69,7 @@ impl Reason {
         Self::NoLoopDevices,
         Self::NoFileSystem,
         Self::Template,
+        Self::Certificate,
         Self::PortTaken,
         Self::NoSuchAddress,
         Self::FolderInUse,
@@ -125,7 +127,7 @@ impl Reason {
             Self::NoFileSystem => {
                 "use a kernel with ext4 and overlayfs (`modprobe ext4 overlay`) and `apt install e2fsprogs`"
             }
-            Self::Template => "do what the message says and start again",
+            Self::Template | Self::Certificate => "do what the message says and start again",
             Self::PortTaken => "choose another with --listen, or stop the program that has it",
             Self::NoSuchAddress => "choose an address of this machine with --listen",
             Self::FolderInUse => "stop it, or give this one its own --data-dir",

@@ -1,7 +1,5 @@
 //! Headers between a client and a sandbox, and the routes of the guest API that are not for clients.
 
-use std::net::IpAddr;
-
 use http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
     TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
@@ -9,6 +7,7 @@ use http::header::{
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use percent_encoding::percent_decode_str;
 
+use super::Origin;
 use crate::auth::API_KEY;
 
 /// What opens the guest API.
@@ -118,11 +117,10 @@ pub(crate) enum Framing {
     Chunked,
 }
 
-/// Turns the headers that a client sent into those that a sandbox gets. `host` is what the client addressed.
+/// Turns the headers that a client sent into those that a sandbox gets.
 pub(crate) fn to_sandbox(
     headers: &mut HeaderMap,
-    host: Option<HeaderValue>,
-    peer: IpAddr,
+    origin: Origin,
     framing: Framing,
     upgrade: Option<HeaderValue>,
 ) {
@@ -153,13 +151,14 @@ pub(crate) fn to_sandbox(
     {
         headers.insert(COOKIE, joined);
     }
-    forwarded(headers, host.as_ref(), peer);
-    if let Some(host) = host {
+    forwarded(headers, &origin);
+    if let Some(host) = origin.host {
         headers.insert(HOST, host);
     }
 }
 
-fn forwarded(headers: &mut HeaderMap, host: Option<&HeaderValue>, peer: IpAddr) {
+fn forwarded(headers: &mut HeaderMap, origin: &Origin) {
+    let peer = origin.peer.address();
     let before = headers
         .get_all(&FORWARDED_FOR)
         .iter()
@@ -169,13 +168,14 @@ fn forwarded(headers: &mut HeaderMap, host: Option<&HeaderValue>, peer: IpAddr) 
     if let Ok(chain) = HeaderValue::try_from(format!("{before}{peer}")) {
         headers.insert(FORWARDED_FOR, chain);
     }
-    if let Some(host) = host
+    if let Some(host) = &origin.host
         && !headers.contains_key(&FORWARDED_HOST)
     {
         headers.insert(FORWARDED_HOST, host.clone());
     }
     if !headers.contains_key(&FORWARDED_PROTO) {
-        headers.insert(FORWARDED_PROTO, HeaderValue::from_static("http"));
+        headers
+            .insert(FORWARDED_PROTO, HeaderValue::from_static(if origin.secure { "https" } else { "http" }));
     }
 }
 

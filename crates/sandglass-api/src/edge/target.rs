@@ -169,6 +169,13 @@ pub(crate) fn strip_routing(headers: &mut HeaderMap) {
     headers.remove(SANDBOX_PORT);
 }
 
+/// Whether a host, written however a client does, is the domain or a name right below it.
+pub(crate) fn is_own(host: &str, domain: Option<&str>) -> bool {
+    let Some(domain) = domain.map(host_of) else { return false };
+    let parent = host.split_once('.').map_or("", |(_, parent)| parent);
+    [host, parent].iter().any(|name| name.eq_ignore_ascii_case(domain))
+}
+
 /// A domain may carry a port.
 fn host_of(domain: &str) -> &str {
     domain.split(':').next().unwrap_or(domain)

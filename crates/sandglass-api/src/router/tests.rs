@@ -45,7 +45,7 @@ impl Face {
             backend: fake.clone(),
             tasks: TaskTracker::new(),
             anonymous: Arc::default(),
-            metrics: Arc::new(Metrics::new()),
+            metrics: Arc::new(Metrics::new(None)),
         };
         Self { fake, router: router(state) }
     }

@@ -5,20 +5,25 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
+use axum::response::IntoResponse as _;
 use bytes::Bytes;
-use http::Request;
+use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::AsyncReadExt as _;
-use tokio::net::TcpStream;
 use tokio_util::task::TaskTracker;
 
 use super::linger::Lingering;
+use super::rewound::Rewound;
+use super::tls::Tls;
 use super::watch::{Answering, Socket, Verdict, Watch};
-use super::{Peer, Shared, Slot};
+use super::{Line, Peer, Shared, Slot};
+use crate::backend::Stream;
 
 /// What every HTTP/2 client sends first (RFC 9113, 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -38,8 +43,20 @@ const MAX_STREAMS: u32 = 256;
 /// How often a silent HTTP/2 client is asked whether it is still there, and how long it may take to answer.
 const PING: Duration = Duration::from_secs(30);
 
-/// Reads until it is clear whether the client speaks HTTP/2. Returns what was read.
-async fn sniff(stream: &mut TcpStream) -> io::Result<(bool, Bytes)> {
+/// What a client's first bytes say that it speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Opening {
+    /// A handshake of TLS (RFC 8446, 5.1); no method of HTTP begins so.
+    Tls,
+    Http1,
+    Http2,
+}
+
+/// The first byte of a handshake.
+const HANDSHAKE: u8 = 22;
+
+/// Reads until it is clear what the client speaks. Returns what was read.
+async fn sniff(stream: &mut (impl Stream + ?Sized)) -> io::Result<(Opening, Bytes)> {
     let mut first = [0_u8; PREFACE.len()];
     let mut len = 0;
     while len < first.len() && first[..len] == PREFACE[..len] {
@@ -48,7 +65,42 @@ async fn sniff(stream: &mut TcpStream) -> io::Result<(bool, Bytes)> {
             read => len += read,
         }
     }
-    Ok((first == *PREFACE, Bytes::copy_from_slice(&first[..len])))
+    let opening = if first == *PREFACE {
+        Opening::Http2
+    } else if first[..len].first() == Some(&HANDSHAKE) {
+        Opening::Tls
+    } else {
+        Opening::Http1
+    };
+    Ok((opening, Bytes::copy_from_slice(&first[..len])))
+}
+
+/// A connection on which requests come.
+struct Opened {
+    stream: Box<dyn Stream>,
+    http2: bool,
+    secure: bool,
+}
+
+/// Finds out what a client speaks, and shakes hands with it if that is TLS. `None` if it said nothing.
+async fn open(mut stream: Box<dyn Stream>, tls: Option<&Tls>) -> io::Result<Option<Opened>> {
+    let (opening, first) = sniff(&mut stream).await?;
+    if first.is_empty() {
+        return Ok(None);
+    }
+    let stream = Rewound::new(first, stream);
+    let Some(tls) = tls.filter(|_| opening == Opening::Tls) else {
+        let http2 = opening == Opening::Http2;
+        return Ok(Some(Opened { stream: Box::new(stream), http2, secure: false }));
+    };
+    let mut stream = tls.certificate.accept(stream).await?;
+    let (opening, first) = sniff(&mut stream).await?;
+    if first.is_empty() {
+        return Ok(None);
+    }
+    // TLS within TLS is nobody's; the parser of HTTP refuses it.
+    let http2 = opening == Opening::Http2;
+    Ok(Some(Opened { stream: Box::new(Rewound::new(first, stream)), http2, secure: true }))
 }
 
 /// Runs what a connection spawns as tasks of the server.
@@ -65,29 +117,45 @@ where
 }
 
 /// Serves one connection until it ends.
-pub(super) async fn serve(shared: Arc<Shared>, mut stream: TcpStream, peer: Peer, slot: Slot) {
-    let sniffed = tokio::select! {
+pub(super) async fn serve(shared: Arc<Shared>, stream: Box<dyn Stream>, line: Line, slot: Slot) {
+    // A sandbox is on this machine, and has no reason to trust the certificate.
+    let tls = shared.tls.as_ref().filter(|_| matches!(line.peer, Peer::Client(_)));
+    let opened = tokio::select! {
         () = shared.shutdown.cancelled() => return,
-        sniffed = tokio::time::timeout(shared.settings.head_timeout, sniff(&mut stream)) => sniffed,
+        opened = tokio::time::timeout(shared.settings.head_timeout, open(stream, tls)) => opened,
     };
-    let Ok(Ok((is_http2, first))) = sniffed else { return };
-    if first.is_empty() {
-        return;
-    }
-    let watch = Arc::new(Watch::new(is_http2));
-    let io = TokioIo::new(Socket::new(stream, first, watch.clone(), slot));
+    let Opened { stream, http2, secure } = match opened {
+        Ok(Ok(Some(opened))) => opened,
+        Ok(Ok(None)) | Err(_) => return,
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a client could not be understood");
+            return;
+        }
+    };
+    let line = Line { secure, ..line };
+    let watch = Arc::new(Watch::new(http2));
+    let io = TokioIo::new(Socket::new(stream, watch.clone(), slot));
     let service = {
         let (shared, watch) = (shared.clone(), watch.clone());
-        service_fn(move |request: Request<Incoming>| {
-            let (shared, peer, open) = (shared.clone(), peer.clone(), Arc::new(watch.begin()));
+        service_fn(move |mut request: Request<Incoming>| {
+            let (shared, line, open) = (shared.clone(), line.clone(), Arc::new(watch.begin()));
+            let tunnel = (!http2 && request.method() == Method::CONNECT)
+                .then(|| shared.tunnel(request.uri(), &line).map(|()| hyper::upgrade::on(&mut request)));
             let request = request.map(|body| Lingering::new(body, open.clone(), shared.tasks.clone()));
             async move {
-                let answer = shared.dispatch(request, peer).await;
+                let answer = match tunnel {
+                    None => shared.dispatch(request, &line).await,
+                    Some(Err(refused)) => Ok(refused.into_response()),
+                    Some(Ok(upgraded)) => {
+                        shared.tasks.spawn(carry(shared.clone(), upgraded, line));
+                        Ok(Response::new(Body::empty()))
+                    }
+                };
                 answer.map(|answer| answer.map(|body| Answering::new(body, open)))
             }
         })
     };
-    if is_http2 {
+    if http2 {
         let connection = http2::Builder::new(Tasks(shared.tasks.clone()))
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
@@ -107,6 +175,21 @@ pub(super) async fn serve(shared: Arc<Shared>, mut stream: TcpStream, peer: Peer
             .with_upgrades();
         drive(connection, http1::UpgradeableConnection::graceful_shutdown, &shared, &watch).await;
     }
+}
+
+/// Serves what comes through a connection that a client asked for with CONNECT, as if it had come by itself. It has the
+/// place of the one that it came through.
+fn carry(shared: Arc<Shared>, upgraded: OnUpgrade, line: Line) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    Box::pin(async move {
+        match tokio::time::timeout(shared.settings.head_timeout, upgraded).await {
+            Ok(Ok(stream)) => {
+                let line = Line { inner: true, ..line };
+                serve(shared, Box::new(TokioIo::new(stream)), line, Box::new(())).await;
+            }
+            Ok(Err(error)) => tracing::debug!(%error, "a client's tunnel did not come about"),
+            Err(_) => {}
+        }
+    })
 }
 
 /// Lets a connection go on until it ends, the server does, or the client takes too long. `stop` asks the connection

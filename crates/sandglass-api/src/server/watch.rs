@@ -11,9 +11,9 @@ use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 use super::{Settings, Slot};
+use crate::backend::Stream;
 
 /// What to do with a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,19 +165,17 @@ impl HttpBody for Answering {
     }
 }
 
-/// A client's connection: gives back first what was read to find out its protocol, and holds its slot, also after
-/// an upgrade has taken it from the server.
-#[derive(Debug)]
+/// A client's connection: tells the watch what moves, and holds its slot, also after an upgrade has taken it from the
+/// server.
 pub(super) struct Socket {
-    stream: TcpStream,
-    first: Bytes,
+    stream: Box<dyn Stream>,
     watch: Arc<Watch>,
     _slot: Slot,
 }
 
 impl Socket {
-    pub(super) const fn new(stream: TcpStream, first: Bytes, watch: Arc<Watch>, slot: Slot) -> Self {
-        Self { stream, first, watch, _slot: slot }
+    pub(super) const fn new(stream: Box<dyn Stream>, watch: Arc<Watch>, slot: Slot) -> Self {
+        Self { stream, watch, _slot: slot }
     }
 }
 
@@ -187,11 +185,6 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if !self.first.is_empty() {
-            let len = self.first.len().min(buf.remaining());
-            buf.put_slice(&self.first.split_to(len));
-            return Poll::Ready(Ok(()));
-        }
         let before = buf.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);
         if buf.filled().len() > before {

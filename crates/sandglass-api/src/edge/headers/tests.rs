@@ -1,5 +1,11 @@
 use super::*;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::server::Peer;
+
+fn origin(host: Option<&str>, peer: IpAddr) -> Origin {
+    Origin { peer: Peer::Client(peer), secure: false, host: host.map(|host| host.parse().unwrap()) }
+}
 
 fn map(pairs: &[(&str, &str)]) -> HeaderMap {
     let mut map = HeaderMap::new();
@@ -50,7 +56,7 @@ fn keys_of_this_server_stay_outside() {
     let key = "e2b_0123456789abcdefABCDEF0123456789abcdef01";
     let sent = |name: &str, value: &str| {
         let mut headers = map(&[(name, value)]);
-        to_sandbox(&mut headers, None, Ipv4Addr::LOCALHOST.into(), Framing::Empty, None);
+        to_sandbox(&mut headers, origin(None, Ipv4Addr::LOCALHOST.into()), Framing::Empty, None);
         headers.contains_key(name)
     };
     assert!(!sent("x-api-key", key));
@@ -63,7 +69,7 @@ fn keys_of_this_server_stay_outside() {
     assert!(sent("authorization", "Basic dXNlcjo="));
     assert!(sent("authorization", "Bearer eyJhbGciOi"));
     let mut several = map(&[("x-api-key", "other"), ("x-api-key", key)]);
-    to_sandbox(&mut several, None, Ipv4Addr::LOCALHOST.into(), Framing::Empty, None);
+    to_sandbox(&mut several, origin(None, Ipv4Addr::LOCALHOST.into()), Framing::Empty, None);
     assert!(!several.contains_key("x-api-key"));
 }
 
@@ -86,7 +92,7 @@ fn what_a_sandbox_gets() {
         ("x-forwarded-for", "1.2.3.4"),
     ]);
     let peer = IpAddr::from(Ipv4Addr::new(10, 0, 0, 9));
-    to_sandbox(&mut headers, Some("h:1".parse().unwrap()), peer, Framing::Length(3), None);
+    to_sandbox(&mut headers, origin(Some("h:1"), peer), Framing::Length(3), None);
     assert_eq!(
         list(&headers),
         [
@@ -99,8 +105,11 @@ fn what_a_sandbox_gets() {
             "x-forwarded-proto: http",
         ]
     );
+    let mut secure = HeaderMap::new();
+    to_sandbox(&mut secure, Origin { secure: true, ..origin(None, peer) }, Framing::Empty, None);
+    assert_eq!(secure["x-forwarded-proto"], "https");
     let mut headers = map(&[("content-length", "5"), ("x-forwarded-proto", "https")]);
-    to_sandbox(&mut headers, None, peer, Framing::Chunked, Some("websocket".parse().unwrap()));
+    to_sandbox(&mut headers, origin(None, peer), Framing::Chunked, Some("websocket".parse().unwrap()));
     assert_eq!(
         list(&headers),
         [

@@ -1,0 +1,249 @@
+//! The certificate of a server: what the operator has, or one of an authority of the server's own.
+//!
+//! ```text
+//! DIR/tls/DOMAIN/ca.pem        what clients have to trust
+//! DIR/tls/DOMAIN/bundle.pem    that, and all that this machine trusts besides
+//! DIR/tls/DOMAIN/ca.key        for root alone
+//! DIR/tls/DOMAIN/server.pem    what the server shows
+//! DIR/tls/DOMAIN/server.key    for root alone
+//! ```
+//!
+//! The authority can vouch for nothing but the domain and this machine, so whoever trusts it trusts it with no more. Its key
+//! is read by a process that ends before the server hears from anybody.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, bail};
+use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use jiff::Timestamp;
+use rcgen::{
+    BasicConstraints, CertificateParams, CidrSubnet, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
+    GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose, NameConstraints,
+};
+use sandglass_api::{Certificate, Tls};
+use sandglass_types::error::Chain;
+
+use crate::config;
+use crate::data_dir::DataDir;
+use crate::startup::{Reason, StartupError};
+
+/// How long an authority lasts.
+const AUTHORITY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// How long one of its certificates does. Some systems take none that lasts longer (Apple, "Requirements for trusted
+/// certificates in iOS 13 and macOS 10.15").
+const SERVER: Duration = Duration::from_secs(820 * 24 * 3600);
+
+/// A start replaces one that lasts no longer than this.
+const RENEW: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// For the clock of a client that is behind.
+const BEFORE: Duration = Duration::from_secs(24 * 3600);
+
+/// The largest file that is read, in bytes: all that a machine trusts is a quarter of it.
+const MAX_FILE: u64 = 1 << 20;
+
+/// Where systems keep all that they trust.
+const TRUSTED: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+
+/// The files of one authority.
+#[derive(Debug)]
+pub(crate) struct Files(PathBuf);
+
+impl Files {
+    /// Those for this domain, which may carry a port.
+    pub(crate) fn of(data: &Path, domain: &str) -> Self {
+        Self(data.join("tls").join(name_of(domain)))
+    }
+
+    fn authority(&self) -> PathBuf {
+        self.0.join("ca.pem")
+    }
+
+    fn authority_key(&self) -> PathBuf {
+        self.0.join("ca.key")
+    }
+
+    fn server(&self) -> PathBuf {
+        self.0.join("server.pem")
+    }
+
+    fn server_key(&self) -> PathBuf {
+        self.0.join("server.key")
+    }
+
+    /// What a client is told to trust that has to trust others as well.
+    pub(crate) fn bundle(&self) -> PathBuf {
+        self.0.join("bundle.pem")
+    }
+}
+
+/// The name of a domain that may carry a port.
+fn name_of(domain: &str) -> String {
+    domain.split(':').next().unwrap_or(domain).to_ascii_lowercase()
+}
+
+/// The names that a certificate must be for: the API has one below the domain, as every port of a sandbox has.
+fn needed(domain: &str) -> [String; 2] {
+    let name = name_of(domain);
+    [format!("api.{name}"), name]
+}
+
+/// What a server shows that has a domain.
+pub(crate) fn tls(config: &config::Tls, domain: &str, data: &DataDir) -> Result<Tls, StartupError> {
+    let unusable = |error: anyhow::Error| StartupError::new(Reason::Certificate, format!("{error:#}"));
+    let certificate = match &config.files {
+        Some((chain, key)) => read(chain, key, domain).map_err(unusable)?,
+        None => {
+            certify_apart(data, domain).map_err(unusable)?;
+            let files = Files::of(data.path(), domain);
+            read(&files.server(), &files.server_key(), domain).map_err(unusable)?
+        }
+    };
+    if certificate.expires() < Timestamp::now() {
+        let expires = certificate.expires();
+        return Err(unusable(anyhow::anyhow!("the certificate expired on {expires}")));
+    }
+    Ok(Tls { certificate, plain: config.plain })
+}
+
+/// Reads a certificate for a domain, and its key.
+fn read(chain: &Path, key: &Path, domain: &str) -> anyhow::Result<Certificate> {
+    let [chain_text, key_text] = [contents(chain)?, contents(key)?];
+    let names = needed(domain);
+    Certificate::from_pem(&chain_text, &key_text, &names.each_ref().map(String::as_str)).map_err(|error| {
+        anyhow::anyhow!(
+            "the certificate {} with the key {}: {}",
+            chain.display(),
+            key.display(),
+            Chain(&error)
+        )
+    })
+}
+
+fn contents(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let mut contents = Vec::new();
+    let read = std::io::Read::read_to_end(
+        &mut std::io::Read::take(fs::File::open(path)?, MAX_FILE + 1),
+        &mut contents,
+    )?;
+    if u64::try_from(read)? > MAX_FILE {
+        bail!("{} is larger than {MAX_FILE} bytes", path.display());
+    }
+    Ok(contents)
+}
+
+/// Has [`certify`] done by a process of its own.
+fn certify_apart(data: &DataDir, domain: &str) -> anyhow::Result<()> {
+    let output = Command::new("/proc/self/exe")
+        .arg("certify")
+        .arg(data.path())
+        .arg(domain)
+        .stdin(Stdio::null())
+        .output()
+        .context("the process that makes certificates can't be started")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("no certificate could be made: {}", said.trim());
+    }
+    Ok(())
+}
+
+/// Makes what is missing of an authority and its certificate for a domain, and replaces what expires before long.
+pub(crate) fn certify(data: &Path, domain: &str) -> anyhow::Result<()> {
+    let files = Files::of(data, domain);
+    if !files.0.try_exists()? {
+        begin(&files, domain)?;
+    }
+    let lasts = |certificate: &Certificate| {
+        let left = certificate.expires().as_second() - Timestamp::now().as_second();
+        u64::try_from(left).is_ok_and(|left| left > RENEW.as_secs())
+    };
+    if !read(&files.server(), &files.server_key(), domain).is_ok_and(|found| lasts(&found)) {
+        sign(&files, domain)?;
+    }
+    let trusted = TRUSTED.iter().find_map(|path| contents(Path::new(path)).ok()).unwrap_or_default();
+    replace(&files.bundle(), &[trusted, b"\n".to_vec(), contents(&files.authority())?].concat(), 0o644)
+}
+
+/// Makes an authority. Its folder has both of its files, or does not exist.
+fn begin(files: &Files, domain: &str) -> anyhow::Result<()> {
+    let name = name_of(domain);
+    let mut params = CertificateParams::default();
+    params.distinguished_name = called(&format!("Sandglass authority for {name}"));
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.name_constraints = Some(NameConstraints {
+        permitted_subtrees: vec![
+            GeneralSubtree::DnsName(name),
+            GeneralSubtree::DnsName("localhost".into()),
+            GeneralSubtree::IpAddress(CidrSubnet::V4([127, 0, 0, 0], [255, 0, 0, 0])),
+            GeneralSubtree::IpAddress(CidrSubnet::V6(std::net::Ipv6Addr::LOCALHOST.octets(), [0xff; 16])),
+        ],
+        excluded_subtrees: Vec::new(),
+    });
+    last(&mut params, AUTHORITY);
+    let key = KeyPair::generate()?;
+    let certificate = params.self_signed(&key)?;
+    let all = files.0.parent().context("the folder has none above it")?;
+    fs::create_dir_all(all)?;
+    let made = Files(tempfile::Builder::new().prefix(".making-").tempdir_in(all)?.keep());
+    replace(&made.authority_key(), key.serialize_pem().as_bytes(), 0o600)?;
+    replace(&made.authority(), certificate.pem().as_bytes(), 0o644)?;
+    std::fs::set_permissions(&made.0, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    fs::rename(&made.0, &files.0)?;
+    Ok(fs::File::open(all)?.sync_all()?)
+}
+
+/// Makes a certificate for the names of a domain, and for this machine's own.
+fn sign(files: &Files, domain: &str) -> anyhow::Result<()> {
+    let [authority, key] = [contents(&files.authority())?, contents(&files.authority_key())?];
+    let key = KeyPair::from_pem(std::str::from_utf8(&key)?)?;
+    let issuer = Issuer::from_ca_cert_pem(std::str::from_utf8(&authority)?, key)?;
+    let name = name_of(domain);
+    let names = [name.clone(), format!("*.{name}"), "localhost".into(), "127.0.0.1".into(), "::1".into()];
+    let mut params = CertificateParams::new(names)?;
+    params.distinguished_name = called(&name);
+    params.use_authority_key_identifier_extension = true;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    last(&mut params, SERVER);
+    let key = KeyPair::generate()?;
+    let certificate = params.signed_by(&key, &issuer)?;
+    // The key first: a certificate that does not go with its key is made again.
+    replace(&files.server_key(), key.serialize_pem().as_bytes(), 0o600)?;
+    replace(&files.server(), certificate.pem().as_bytes(), 0o644)
+}
+
+fn called(name: &str) -> DistinguishedName {
+    let mut called = DistinguishedName::new();
+    // No more than 64 characters are allowed (RFC 5280, appendix A.1).
+    called.push(DnType::CommonName, name.chars().take(64).collect::<String>());
+    called
+}
+
+fn last(params: &mut CertificateParams, time: Duration) {
+    let now = SystemTime::now();
+    (params.not_before, params.not_after) = ((now - BEFORE).into(), (now + time).into());
+}
+
+/// Writes a file as a whole, or not at all.
+fn replace(path: &Path, contents: &[u8], mode: u32) -> anyhow::Result<()> {
+    let aside = path.with_extension("new");
+    match fs::remove_file(&aside) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&aside)?;
+    file.write_all(contents)?;
+    file.sync_all()?;
+    Ok(fs::rename(&aside, path)?)
+}
+
+#[cfg(test)]
+mod tests;
