@@ -32,6 +32,7 @@ ONLY_IN_PYTHON = {
     "the same idempotency key creates once": "the JavaScript SDK sends no key",
     "many at once with one idempotency key create one": PLAIN_HTTP,
     "refreshes only extend": PLAIN_HTTP,
+    "metrics of several and of others": PLAIN_HTTP,
     "create refuses nonsense": PLAIN_HTTP,
     "malformed bodies are refused": PLAIN_HTTP,
     "without a valid key nothing is possible": PLAIN_HTTP,

@@ -365,3 +365,36 @@ def test_another_teams_sandbox_does_not_exist(server, fresh):
     listing = Sandbox.list(api_key=key)
     assert listing.next_items() == []
     assert fresh.is_running()
+
+
+def test_what_a_sandbox_uses_is_told_every_few_seconds(fresh):
+    began = now()
+    assert fresh.get_metrics(end=began - datetime.timedelta(hours=1)) == []
+    first = until(fresh.get_metrics, 30, "the first sample")[0]
+    assert 0 < first.mem_used <= first.mem_total
+    assert 0 < first.disk_used <= first.disk_total
+    assert first.cpu_count > 0
+    # One that works shows it, and its memory.
+    fresh.commands.run("timeout 60 python3 -c 'x = bytes([1]) * (200 << 20)\nwhile True: pass'", background=True, timeout=0)
+
+    def busy():
+        return [one for one in fresh.get_metrics() if one.cpu_used_pct > 5 and one.mem_used > 200 << 20]
+
+    seen = until(busy, 40, "a sample of a busy sandbox")[-1]
+    assert seen.cpu_used_pct <= 100
+    times = [one.timestamp for one in fresh.get_metrics()]
+    assert times == sorted(times) and len(set(times)) == len(times)
+    # A window has both of its ends, in whole seconds.
+    assert seen.timestamp in [one.timestamp for one in fresh.get_metrics(start=seen.timestamp, end=seen.timestamp)]
+
+
+def test_metrics_of_several_and_of_others(server, fresh, api):
+    until(fresh.get_metrics, 30, "the first sample")
+    asked = f"{fresh.sandbox_id},{'z' * 20}"
+    answer = api.get("/sandboxes/metrics", params={"sandbox_ids": asked})
+    assert list(answer.json()["sandboxes"]) == [fresh.sandbox_id]
+    body_of(api.get("/sandboxes/metrics"), 400)
+    body_of(api.get("/sandboxes/metrics", params={"sandbox_ids": ",".join(["z" * 20] * 101)}), 400)
+    body_of(api.get(f"/sandboxes/{fresh.sandbox_id}/metrics", params={"start": 9, "end": 8}), 400)
+    body_of(api.get(f"/sandboxes/{fresh.sandbox_id}/metrics", params={"start": "now"}), 400)
+    body_of(api.get(f"/sandboxes/{'z' * 20}/metrics"), 404)

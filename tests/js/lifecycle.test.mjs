@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { randomUUID } from "node:crypto";
 import { test } from "node:test";
+import { inspect } from "node:util";
 import { AuthenticationError, Sandbox, SandboxError, SandboxNotFoundError } from "e2b";
 import { failure, fresh, run, until } from "./support.mjs";
 
@@ -207,4 +208,16 @@ test("a snapshot and a fork go on from where their source was", async (story) =>
   }
   await child.files.write("/dev/shm/state", "elsewhere");
   assert.equal(await sandbox.files.read("/dev/shm/state"), "here");
+});
+
+test("what a sandbox uses is told every few seconds", async (story) => {
+  const sandbox = await fresh(story, { timeoutMs: 120_000 });
+  assert.deepEqual(await sandbox.getMetrics({ end: new Date(Date.now() - 3_600_000) }), []);
+  const [first] = await until(async () => {
+    const samples = await sandbox.getMetrics();
+    return samples.length > 0 && samples;
+  }, "the first sample", 30_000);
+  assert.ok(first.memUsed > 0 && first.memUsed <= first.memTotal, inspect(first));
+  assert.ok(first.diskUsed > 0 && first.diskUsed <= first.diskTotal, inspect(first));
+  assert.ok(first.cpuCount > 0 && first.cpuUsedPct >= 0 && first.cpuUsedPct <= 100, inspect(first));
 });

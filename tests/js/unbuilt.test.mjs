@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Sandbox, SandboxError, Secret, Template, Volume } from "e2b";
+import { SandboxError, Secret, Template, Volume } from "e2b";
 import { failure, shared } from "./support.mjs";
 
 const box = shared();
@@ -10,7 +10,6 @@ const box = shared();
 test("what is not built says so", async () => {
   const { sandbox } = box;
   const calls = {
-    metrics: () => Sandbox.getMetrics(sandbox.sandboxId),
     templates: () => Template.exists("base"),
     volumes: () => Volume.list(),
     secrets: () => Secret.list().nextItems(),

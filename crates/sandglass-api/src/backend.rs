@@ -14,10 +14,11 @@ use sandglass_egress::policy::{Effective, Policy, RequestHost, Warning};
 use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::Stats;
 use sandglass_store::{
-    Assignment, AuditEntry, Event, Identity, ListFilter, ListPage, SandboxRow, SnapshotPage, SnapshotRow,
+    Assignment, AuditEntry, Event, Identity, ListFilter, ListPage, Sample, SandboxRow, SnapshotPage,
+    SnapshotRow,
 };
 use sandglass_types::{
-    Error, PauseMode, Reference, ResumeMode, SandboxId, SnapshotId, TeamId, Timestamp, UserName,
+    Error, Limits, PauseMode, Reference, ResumeMode, SandboxId, SnapshotId, TeamId, Timestamp, UserName,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
@@ -98,6 +99,14 @@ pub(crate) trait Backend: Send + Sync + 'static {
     async fn extend(&self, team: TeamId, id: &SandboxId, from_now: Duration) -> Result<SandboxRow, Error>;
     async fn events(&self, team: TeamId, id: &SandboxId) -> Result<Vec<Event>, Error>;
     async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error>;
+    async fn samples(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        from: Option<Timestamp>,
+        to: Option<Timestamp>,
+    ) -> Result<(Limits, Vec<Sample>), Error>;
+    async fn last_sample(&self, team: TeamId, id: &SandboxId) -> Result<(Limits, Option<Sample>), Error>;
 
     /// How long nobody has used it, if that is known.
     async fn unused(&self, team: TeamId, id: &SandboxId) -> Result<Option<Duration>, Error>;
@@ -319,6 +328,20 @@ impl Backend for Control {
 
     async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error> {
         Self::stats(self, team, id).await
+    }
+
+    async fn samples(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        from: Option<Timestamp>,
+        to: Option<Timestamp>,
+    ) -> Result<(Limits, Vec<Sample>), Error> {
+        Self::samples(self, team, id, from, to).await
+    }
+
+    async fn last_sample(&self, team: TeamId, id: &SandboxId) -> Result<(Limits, Option<Sample>), Error> {
+        Self::last_sample(self, team, id).await
     }
 
     async fn unused(&self, team: TeamId, id: &SandboxId) -> Result<Option<Duration>, Error> {

@@ -17,11 +17,11 @@ use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_engine::{EngineInfo, Footprint, Stats};
 use sandglass_store::{
     Assignment, AuditEntry, Event, Identity, ImageState, ListFilter, ListPage, MadeFrom, Order, PageCursor,
-    Purpose, SandboxRow, SnapshotName, SnapshotPage, SnapshotRow,
+    Purpose, Sample, SandboxRow, SnapshotName, SnapshotPage, SnapshotRow,
 };
 use sandglass_types::{
-    Error, ErrorKind, KeyId, Lifetime, OnTimeout, PauseMode, Reference, ResumeMode, SandboxId, SandboxState,
-    SnapshotId, TeamId, Timestamp, UserName,
+    Error, ErrorKind, KeyId, Lifetime, Limits, OnTimeout, PauseMode, Reference, ResumeMode, SandboxId,
+    SandboxState, SnapshotId, TeamId, Timestamp, UserName,
 };
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -514,6 +514,25 @@ impl Backend for Fake {
         self.change(team, id, |_| Stats { cpu_micros: 7, ..Stats::default() })
     }
 
+    async fn samples(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        from: Option<Timestamp>,
+        to: Option<Timestamp>,
+    ) -> Result<(Limits, Vec<Sample>), Error> {
+        let asked =
+            from.unwrap_or(Timestamp::from_millis(0))..=to.unwrap_or(Timestamp::from_millis(i64::MAX));
+        self.change(team, id, |row| {
+            let used = sample(row);
+            (row.limits, Vec::from_iter(asked.contains(&used.at).then_some(used)))
+        })
+    }
+
+    async fn last_sample(&self, team: TeamId, id: &SandboxId) -> Result<(Limits, Option<Sample>), Error> {
+        self.change(team, id, |row| (row.limits, Some(sample(row))))
+    }
+
     async fn unused(&self, team: TeamId, id: &SandboxId) -> Result<Option<Duration>, Error> {
         self.change(team, id, |_| Some(Duration::from_millis(90_500)))
     }
@@ -624,6 +643,18 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.done.abort();
+    }
+}
+
+/// What a sandbox used five seconds after its creation.
+fn sample(row: &SandboxRow) -> Sample {
+    Sample {
+        sandbox: row.id.clone(),
+        at: row.created_at.plus(Duration::from_secs(5)),
+        cpu_per_mille: 125,
+        // More than it may use, with what its engine needs.
+        memory_bytes: 1 << 40,
+        disk_bytes: 4096,
     }
 }
 

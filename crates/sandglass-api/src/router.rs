@@ -37,7 +37,11 @@ pub(crate) struct ApiState {
 
 /// The documented routes of both faces.
 pub(crate) fn documented() -> OpenApiRouter<ApiState> {
-    e2b::routes::router().merge(e2b::snapshots::router()).merge(native::router()).merge(metrics::router())
+    e2b::routes::router()
+        .merge(e2b::snapshots::router())
+        .merge(e2b::metrics::router())
+        .merge(native::router())
+        .merge(metrics::router())
 }
 
 /// The service of the REST faces.

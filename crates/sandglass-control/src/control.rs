@@ -1,6 +1,7 @@
 //! The verbs of the product, as the API calls them.
 
 mod pools;
+mod samples;
 mod snapshots;
 mod storage;
 mod templates;
@@ -192,6 +193,8 @@ impl Control {
         control.0.tasks.spawn(async move { reconciler.keep_reconciling().await });
         let keeper = control.clone();
         control.0.tasks.spawn(async move { keeper.keep_pools().await });
+        let sampler = control.clone();
+        control.0.tasks.spawn(async move { sampler.keep_sampling().await });
         Ok(control)
     }
 

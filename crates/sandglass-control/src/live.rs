@@ -15,7 +15,7 @@ use sandglass_engine::host::Host;
 use sandglass_engine::network::GUEST_ADDRESS;
 use sandglass_proto::session::{Closed, Flow, Loopback, OpenError, ResetCode, Target};
 use sandglass_store::SandboxRow;
-use sandglass_types::{Error, ErrorKind, PauseMode, SandboxId, TeamId};
+use sandglass_types::{Error, ErrorKind, Limits, PauseMode, SandboxId, TeamId};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -77,6 +77,7 @@ pub struct Live {
     /// When the last one ended, or it was taken up.
     used: Arc<Mutex<Instant>>,
     team: TeamId,
+    limits: Limits,
     traffic_token: Option<TrafficToken>,
     request_host: Option<RequestHost>,
     /// What is left of the streams into all sandboxes together.
@@ -108,6 +109,7 @@ impl Live {
             streams,
             used: Arc::new(Mutex::new(Instant::now())),
             team: row.team,
+            limits: row.limits,
             traffic_token,
             request_host,
             connections,
@@ -120,6 +122,11 @@ impl Live {
     #[must_use]
     pub const fn team(&self) -> TeamId {
         self.team
+    }
+
+    /// What it may use.
+    pub(crate) const fn limits(&self) -> Limits {
+        self.limits
     }
 
     /// What clients must send to reach its ports, the guest API's aside; `None` leaves them open.

@@ -41,6 +41,10 @@ impl LiveMap {
     pub(crate) fn get(&self, id: &SandboxId) -> Option<Arc<Live>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Live>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
 }
 
 pub(crate) struct Shared {

@@ -9,6 +9,7 @@ pub mod audit;
 pub mod bounds;
 pub mod idempotency;
 pub mod listing;
+pub mod samples;
 pub mod sandboxes;
 pub mod snapshots;
 pub mod teams;
@@ -47,6 +48,7 @@ macro_rules! store_conformance {
             assignments: a_user_has_one_at_a_time, of_many_at_once_one_is_assigned,
                 a_release_ends_it_and_history_is_bounded;
             audit: rows_are_kept_in_their_order_until_they_are_old, long_reasons_are_cut;
+            samples: a_window_of_one_sandbox, older_samples_are_thinned_out;
             idempotency: same_request_is_replayed, other_request_is_a_mismatch, keys_belong_to_one_team,
                 a_failed_attempt_frees_the_key, old_keys_are_forgotten, one_of_many_requests_inserts;
             bounds: a_quota_is_filled_to_the_last_and_not_beyond, of_many_at_once_as_many_fit_as_fit,

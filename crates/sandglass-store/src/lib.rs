@@ -13,8 +13,8 @@ pub mod sqlite;
 pub use model::{
     Admitted, ApiKey, Assignment, AuditEntry, CommandDefaults, Created, Event, Finished, IdempotencyKey,
     Identity, ImageState, KeyDigest, ListFilter, ListPage, MAX_DETAIL, MadeFrom, NewSandbox, NewSnapshot,
-    Order, PageCursor, Purpose, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotName,
-    SnapshotPage, SnapshotRow, StartPath, Started, Team, TemplateSpec, Transition,
+    Order, PageCursor, Purpose, Resume, Resumed, Sample, SandboxRow, SnapshotFilter, SnapshotKey,
+    SnapshotName, SnapshotPage, SnapshotRow, StartPath, Started, Team, TemplateSpec, Transition,
 };
 pub use sqlite::SqliteStore;
 
@@ -110,6 +110,24 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// Removes rows of the audit of before `before`. Returns how many.
     async fn purge_audit(&self, before: Timestamp) -> Result<u64, StoreError>;
+
+    /// Keeps what was seen of sandboxes. One of a sandbox that is not there, or of a time that it has one of already, is left
+    /// out.
+    async fn record_samples(&self, samples: &[Sample]) -> Result<(), StoreError>;
+
+    /// What was seen of a sandbox from `from` to `to`, both included, oldest first.
+    async fn samples(
+        &self,
+        id: &SandboxId,
+        from: Option<Timestamp>,
+        to: Option<Timestamp>,
+    ) -> Result<Vec<Sample>, StoreError>;
+
+    /// What was seen of a sandbox last.
+    async fn last_sample(&self, id: &SandboxId) -> Result<Option<Sample>, StoreError>;
+
+    /// Removes samples of before `before`, and of each minute of the hour before `fine` all but the first. Returns how many.
+    async fn thin_samples(&self, fine: Timestamp, before: Timestamp) -> Result<u64, StoreError>;
 
     /// Inserts a sandbox in state `Creating` with its first event. That check of the idempotency key, of the quota and of
     /// the capacity are one transaction with it, so that however many come at once, what is in use stays in bounds.

@@ -1,5 +1,6 @@
 //! Rows as typed values.
 
+mod sample;
 mod snapshot;
 mod template;
 
@@ -16,6 +17,7 @@ use sandglass_types::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+pub use sample::Sample;
 pub use snapshot::{
     Admitted, Finished, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotFilter, SnapshotKey,
     SnapshotName, SnapshotPage, SnapshotRow,

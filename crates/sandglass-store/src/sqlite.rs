@@ -14,6 +14,7 @@ mod audit;
 mod list;
 mod open;
 mod rows;
+mod samples;
 mod sandboxes;
 mod snapshots;
 mod teams;
@@ -33,8 +34,8 @@ use sqlx::{Connection as _, Sqlite, Transaction};
 
 use crate::{
     Admitted, ApiKey, Assignment, AuditEntry, Created, Event, Finished, IdempotencyKey, Identity, KeyDigest,
-    ListFilter, ListPage, NewSandbox, NewSnapshot, Resume, Resumed, SandboxRow, SnapshotFilter, SnapshotKey,
-    SnapshotPage, SnapshotRow, StartPath, Store, StoreError, Team, Transition,
+    ListFilter, ListPage, NewSandbox, NewSnapshot, Resume, Resumed, Sample, SandboxRow, SnapshotFilter,
+    SnapshotKey, SnapshotPage, SnapshotRow, StartPath, Store, StoreError, Team, Transition,
 };
 
 /// How long one verb waits for another process' write before it fails.
@@ -196,6 +197,27 @@ impl Store for SqliteStore {
 
     async fn audited(&self, since: Option<Timestamp>, limit: u32) -> Result<Vec<AuditEntry>, StoreError> {
         self.select_audit(since, limit).await
+    }
+
+    async fn record_samples(&self, samples: &[Sample]) -> Result<(), StoreError> {
+        self.insert_samples(samples).await
+    }
+
+    async fn samples(
+        &self,
+        id: &SandboxId,
+        from: Option<Timestamp>,
+        to: Option<Timestamp>,
+    ) -> Result<Vec<Sample>, StoreError> {
+        self.select_samples(id, from, to).await
+    }
+
+    async fn last_sample(&self, id: &SandboxId) -> Result<Option<Sample>, StoreError> {
+        self.select_last_sample(id).await
+    }
+
+    async fn thin_samples(&self, fine: Timestamp, before: Timestamp) -> Result<u64, StoreError> {
+        self.thin_out_samples(fine, before).await
     }
 
     async fn purge_audit(&self, before: Timestamp) -> Result<u64, StoreError> {

@@ -15,7 +15,7 @@ pub(crate) const ENVD_VERSION: &str = "0.6.13";
 /// Clients show it and otherwise ignore it; it must be there.
 pub(crate) const CLIENT_ID: &str = "sandglass";
 
-fn rfc3339<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn rfc3339<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(time)
 }
 

@@ -545,6 +545,34 @@ async fn browsers_may_call_from_anywhere() {
 }
 
 #[tokio::test]
+async fn what_sandboxes_used() {
+    let face = Face::new();
+    let id = face.create(r#"{"templateID":"base"}"#).await;
+    let other = face.create(r#"{"templateID":"base"}"#).await;
+    let all = face.ask("GET", &format!("/sandboxes/{id}/metrics"), "").await.json();
+    assert_eq!(
+        all,
+        json!([{
+            "timestamp": "1970-01-01T00:00:05.000Z", "timestampUnix": 5, "cpuCount": 2, "cpuUsedPct": 12.5,
+            "memUsed": 1_u64 << 30, "memTotal": 1_u64 << 30, "memCache": 0, "diskUsed": 4096, "diskTotal": 4_u64 << 30,
+        }])
+    );
+    for (window, found) in [("start=5", 1), ("start=6", 0), ("end=5", 1), ("end=4", 0), ("start=5&end=5", 1)]
+    {
+        let told = face.ask("GET", &format!("/sandboxes/{id}/metrics?{window}"), "").await.json();
+        assert_eq!(told.as_array().unwrap().len(), found, "{window}");
+    }
+    for window in ["start=x", "start=-1", "end=1.5", "start=2&end=1", "start=99999999999999999999"] {
+        face.ask("GET", &format!("/sandboxes/{id}/metrics?{window}"), "").await.error(400);
+    }
+    let path = format!("/sandboxes/metrics?sandbox_ids={id},{other}&sandbox_ids=abcdefghij0123456789,x");
+    let several = face.ask("GET", &path, "").await.json();
+    assert_eq!(several["sandboxes"].as_object().unwrap().len(), 2);
+    assert_eq!(several["sandboxes"][&id], all[0]);
+    face.ask("GET", "/sandboxes/metrics?sandbox_ids=", "").await.error(400);
+}
+
+#[tokio::test]
 async fn snapshots_are_made_listed_and_deleted() {
     let face = Face::new();
     let id = face.create(r#"{"templateID":"base"}"#).await;

@@ -18,7 +18,7 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use crate::{
-    ApiKey, AuditEntry, Event, Identity, ImageState, MadeFrom, Purpose, SandboxRow, SnapshotName,
+    ApiKey, AuditEntry, Event, Identity, ImageState, MadeFrom, Purpose, Sample, SandboxRow, SnapshotName,
     SnapshotRow, StartPath, StoreError, Team,
 };
 
@@ -210,6 +210,11 @@ impl Columns<'_> {
         u32::try_from(value).map_err(|error| corrupt(self.what, error))
     }
 
+    fn bytes(&self, name: &'static str) -> Result<u64, StoreError> {
+        let value: i64 = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
+        u64::try_from(value).map_err(|error| corrupt(self.what, error))
+    }
+
     fn flag(&self, name: &'static str) -> Result<bool, StoreError> {
         self.row.try_get(name).map_err(|error| corrupt(self.what, error))
     }
@@ -321,6 +326,19 @@ pub(super) fn audit(row: &SqliteRow) -> Result<AuditEntry, StoreError> {
         target: columns.maybe_text("target")?.map(str::to_owned),
         status: u16::try_from(columns.number("status")?).map_err(|error| corrupt(what, error))?,
         detail: columns.maybe_text("detail")?.map(str::to_owned),
+    })
+}
+
+pub(super) fn sample(row: &SqliteRow) -> Result<Sample, StoreError> {
+    let what = "sample";
+    let columns = Columns { what, row };
+    let per_mille = columns.number("cpu_per_mille")?;
+    Ok(Sample {
+        sandbox: parse(what, columns.text("sandbox")?)?,
+        at: columns.time("at")?,
+        cpu_per_mille: u16::try_from(per_mille).map_err(|error| corrupt(what, error))?,
+        memory_bytes: columns.bytes("memory")?,
+        disk_bytes: columns.bytes("disk")?,
     })
 }
 
