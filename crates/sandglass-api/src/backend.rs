@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{
-    CameBy, Control, CreateSandbox, DialError, DiskUse, KnownTemplate, ListSnapshots, Live, Sleeper,
-    TemplateDefinition, TrafficToken,
+    CameBy, Control, CreateSandbox, DialError, DiskUse, KnownTemplate, ListSnapshots, Live, LogEntry,
+    Sleeper, TemplateDefinition, TrafficToken,
 };
 use sandglass_egress::policy::{Effective, Policy, RequestHost, Warning};
 use sandglass_engine::EngineInfo;
@@ -99,6 +99,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     async fn extend(&self, team: TeamId, id: &SandboxId, from_now: Duration) -> Result<SandboxRow, Error>;
     async fn events(&self, team: TeamId, id: &SandboxId) -> Result<Vec<Event>, Error>;
     async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error>;
+    async fn logs(&self, team: TeamId, id: &SandboxId) -> Result<Vec<LogEntry>, Error>;
     async fn samples(
         &self,
         team: TeamId,
@@ -328,6 +329,10 @@ impl Backend for Control {
 
     async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error> {
         Self::stats(self, team, id).await
+    }
+
+    async fn logs(&self, team: TeamId, id: &SandboxId) -> Result<Vec<LogEntry>, Error> {
+        Self::logs(self, team, id).await
     }
 
     async fn samples(

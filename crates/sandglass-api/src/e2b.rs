@@ -2,6 +2,7 @@
 
 pub(crate) mod create;
 pub(crate) mod list;
+pub(crate) mod logs;
 pub(crate) mod metrics;
 pub(crate) mod routes;
 pub(crate) mod snapshots;

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{
-    CameBy, CreateSandbox, DialError, DiskUse, KnownTemplate, ListSnapshots, Sleeper, TemplateDefinition,
-    TrafficToken,
+    CameBy, CreateSandbox, DialError, DiskUse, KnownTemplate, ListSnapshots, LogEntry, LogLevel, Sleeper,
+    TemplateDefinition, TrafficToken,
 };
 use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroundings, Warning};
 use sandglass_egress::proxy::Direct;
@@ -512,6 +512,18 @@ impl Backend for Fake {
 
     async fn stats(&self, team: TeamId, id: &SandboxId) -> Result<Stats, Error> {
         self.change(team, id, |_| Stats { cpu_micros: 7, ..Stats::default() })
+    }
+
+    async fn logs(&self, team: TeamId, id: &SandboxId) -> Result<Vec<LogEntry>, Error> {
+        self.change(team, id, |row| {
+            vec![LogEntry {
+                at: row.created_at,
+                level: LogLevel::Info,
+                logger: "sandglass",
+                message: "running".into(),
+                fields: BTreeMap::from([("state".into(), "running".into())]),
+            }]
+        })
     }
 
     async fn samples(

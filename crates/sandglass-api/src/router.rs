@@ -40,6 +40,7 @@ pub(crate) fn documented() -> OpenApiRouter<ApiState> {
     e2b::routes::router()
         .merge(e2b::snapshots::router())
         .merge(e2b::metrics::router())
+        .merge(e2b::logs::router())
         .merge(native::router())
         .merge(metrics::router())
 }

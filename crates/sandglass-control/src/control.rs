@@ -1,5 +1,6 @@
 //! The verbs of the product, as the API calls them.
 
+mod logs;
 mod pools;
 mod samples;
 mod snapshots;
@@ -8,6 +9,7 @@ mod templates;
 
 use self::snapshots::Model;
 
+pub use self::logs::{LogEntry, LogLevel};
 pub use self::pools::MAX_POOL;
 pub use self::snapshots::{ListSnapshots, MAX_CHILDREN};
 pub use self::storage::DiskUse;

@@ -11,6 +11,7 @@ use tokio_util::task::TaskTracker;
 use crate::blocking::Blocking;
 use crate::clock::ActiveClock;
 use crate::job::Jobs;
+use crate::journal::Journal;
 use crate::memory::Borrowers;
 use crate::process::Registry;
 use crate::reaper::{Child, Reaper};
@@ -31,6 +32,8 @@ pub(crate) struct Agent {
     pub reaper: Reaper,
     /// Groups of processes.
     pub jobs: Jobs,
+    /// What there is to tell of commands.
+    pub journal: Journal,
     /// Time in which the sandbox ran.
     pub clock: ActiveClock,
     /// For work that waits.
@@ -58,6 +61,7 @@ impl Agent {
             processes: Registry::new(),
             reaper: Reaper::start()?,
             jobs,
+            journal: Journal::default(),
             clock: ActiveClock::default(),
             blocking: Blocking::default(),
             borrowers: Borrowers::default(),

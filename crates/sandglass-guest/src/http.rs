@@ -63,6 +63,7 @@ pub(crate) fn router(agent: &Arc<Agent>) -> Router {
     Router::new()
         .route("/envs", get(info::envs))
         .route("/metrics", get(info::metrics))
+        .route("/logs", get(info::logs))
         .merge(rpc)
         .layer(from_fn(auth::require_token))
         .merge(files)

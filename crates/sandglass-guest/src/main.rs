@@ -19,6 +19,7 @@ mod http;
 mod identity;
 mod init;
 mod job;
+mod journal;
 mod log;
 mod memory;
 mod path;

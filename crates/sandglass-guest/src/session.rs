@@ -115,6 +115,10 @@ async fn put_in_force(agent: &Arc<Agent>, configure: Configure) -> Result<(), Co
     let current = before.as_ref().map_or(0, |settings| settings.generation());
     identity::check(&configure, current)?;
     let settings = Settings::new(configure.clone());
+    if before.as_ref().is_some_and(|before| before.sandbox_id() != configure.sandbox_id) {
+        // What its source was told to do is none of a copy's.
+        agent.journal.clear();
+    }
     // Otherwise the machine is not this sandbox's.
     if agent.sole_user.is_none() {
         let is_other = before.as_ref().is_some_and(|before| before.sandbox_id() != configure.sandbox_id);

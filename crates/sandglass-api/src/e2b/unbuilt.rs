@@ -10,8 +10,6 @@ use crate::router::ApiState;
 
 /// Method, path, and what it would do.
 pub(crate) const ENDPOINTS: &[(&str, &str, &str)] = &[
-    ("GET", "/sandboxes/{id}/logs", "logs"),
-    ("GET", "/v2/sandboxes/{id}/logs", "logs"),
     ("GET", "/teams", "listing teams"),
     ("GET", "/templates", "templates"),
     ("POST", "/templates", "templates"),

@@ -52,7 +52,7 @@ impl Control {
         from: Option<Timestamp>,
         to: Option<Timestamp>,
     ) -> Result<(Limits, Vec<Sample>), Error> {
-        let limits = self.sandbox(team, id).await?.limits;
+        let limits = self.standing(team, id).await?.limits;
         Ok((limits, self.0.store.samples(id, from, to).await.map_err(stored)?))
     }
 
@@ -61,7 +61,7 @@ impl Control {
     /// # Errors
     /// As [`Control::samples`] says.
     pub async fn last_sample(&self, team: TeamId, id: &SandboxId) -> Result<(Limits, Option<Sample>), Error> {
-        let limits = self.sandbox(team, id).await?.limits;
+        let limits = self.standing(team, id).await?.limits;
         Ok((limits, self.0.store.last_sample(id).await.map_err(stored)?))
     }
 

@@ -9,6 +9,7 @@ use axum::{Extension, Json};
 use serde::Serialize;
 
 use crate::agent::Agent;
+use crate::journal::Entry;
 use crate::memory::meminfo;
 use crate::settings::Settings;
 
@@ -78,6 +79,11 @@ fn read_metrics(agent: &Agent) -> Metrics {
         disk_used: blocks(|disk| disk.f_blocks.saturating_sub(disk.f_bfree)),
         disk_total: blocks(|disk| disk.f_blocks),
     }
+}
+
+/// What became of commands, oldest first.
+pub(super) async fn logs(State(agent): State<Arc<Agent>>) -> Json<Vec<Entry>> {
+    Json(agent.journal.all())
 }
 
 #[cfg(test)]

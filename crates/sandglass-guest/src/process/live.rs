@@ -22,8 +22,9 @@ use super::stdio::{self, Size, Terminal};
 use crate::agent::Agent;
 use crate::exec::{Spawn, SpawnError, Step};
 use crate::job::Job;
+use crate::journal::Level;
 use crate::processes::signal_session;
-use crate::reaper::Child;
+use crate::reaper::{Child, Status};
 use crate::settings::Settings;
 use crate::users::User;
 
@@ -166,6 +167,7 @@ pub(crate) async fn start(
     let subscription =
         process.output.attach(origin).ok_or_else(|| ConnectError::internal("no subscriber"))?;
     agent.processes.add(Arc::clone(&process));
+    agent.journal.add(Level::Info, &format!("started: {}", shown(&process.config)), &about(&process));
     agent.tasks.spawn(supervise(Arc::clone(agent), Arc::clone(&process), wiring.source, limit));
     Ok((process, subscription))
 }
@@ -174,6 +176,30 @@ pub(crate) async fn start(
 pub(crate) fn terminal_size(cols: u32, rows: u32) -> Size {
     let clip = |n: u32| u16::try_from(n).unwrap_or(u16::MAX);
     Size { cols: clip(cols), rows: clip(rows) }
+}
+
+/// A command, for people.
+fn shown(config: &ProcessConfig) -> String {
+    // What a client's shell was told says more than that it is one.
+    match config.args.as_slice() {
+        [first, second, command] if first == "-l" && second == "-c" => command.clone(),
+        args => std::iter::once(&config.cmd).chain(args).map(String::as_str).collect::<Vec<_>>().join(" "),
+    }
+}
+
+fn about(process: &Process) -> [(&'static str, String); 1] {
+    [("pid", process.child.pid().to_string())]
+}
+
+/// How a process ended, for people.
+fn told(status: Status, cause: Cause) -> (Level, String) {
+    match (cause, status) {
+        (Cause::Memory, _) => (Level::Error, "ended for want of memory".into()),
+        (Cause::TimeLimit, _) => (Level::Warn, "ended at its time limit".into()),
+        (Cause::Itself, Status::Exited(0)) => (Level::Info, "ended with code 0".into()),
+        (Cause::Itself, Status::Exited(code)) => (Level::Warn, format!("ended with code {code}")),
+        (Cause::Itself, Status::Signaled(signal)) => (Level::Warn, format!("ended by signal {signal}")),
+    }
 }
 
 /// Carries the output until there can't be any more, ends the process at its time limit, and records its end.
@@ -213,6 +239,8 @@ async fn supervise(agent: Arc<Agent>, process: Arc<Process>, source: Source, lim
     if process.job().is_some_and(|job| job.ran_out_of_memory()) {
         cause = Cause::Memory;
     }
+    let (level, how) = told(status, cause);
+    agent.journal.add(level, &format!("{how}: {}", shown(&process.config)), &about(&process));
     process.output.finish(End { status, cause, at: Instant::now(), epoch: agent.processes.epoch() });
     process.close_input().await;
     let job = process.job.lock().unwrap_or_else(PoisonError::into_inner).take();
