@@ -1,0 +1,142 @@
+"""Every endpoint of the document: without a key, with another team's key, and with a body that makes no sense.
+
+What can't be put to one of these questions is in `openapi/uncovered.txt`, which stays empty.
+"""
+
+import json
+import re
+
+import httpx
+import pytest
+from e2b import Sandbox
+from support import ROOT
+
+DOCUMENT = json.loads((ROOT / "openapi/sandglass.json").read_text())
+UNCOVERED = ROOT / "openapi/uncovered.txt"
+METHODS = ("get", "post", "put", "patch", "delete")
+
+ENDPOINTS = [
+    (method, path) for path, item in DOCUMENT["paths"].items() for method in METHODS if method in item
+]
+# They tell nothing that is anybody's.
+PUBLIC = {("get", "/health")}
+# They need a key, and are about the server itself.
+NOBODY_S = {("get", "/v1/info")}
+# Templates are for all teams, and operators alone see what they are made of and what is counted, and delete for others.
+FOR_OPERATORS = {
+    ("get", "/metrics"),
+    ("delete", "/v1/snapshots/{id}"),
+    ("get", "/v1/templates"),
+    ("get", "/v1/templates/{name}"),
+    ("delete", "/v1/templates/{name}"),
+    ("post", "/v1/templates"),
+    ("post", "/v1/templates/builds"),
+}
+
+MALFORMED = ["{", "[]", '"text"', "7", '{"a":', "\x00", "[" * 2000, '{"timeout": "soon"}', '{"timeout": -1}']
+
+
+@pytest.fixture(scope="module")
+def outsider(server) -> httpx.Client:
+    """Somebody with a valid key of another team, which may do all that a team may."""
+    where = ("--data-dir", str(server.data_dir))
+    server.cli("team", "create", *where, "outsiders")
+    key = re.search(r"e2b_[0-9a-f]{40}", server.cli("key", "create", *where, "--team", "outsiders").stdout)[0]
+    with httpx.Client(base_url=server.url, headers={"X-API-Key": key}, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def owned(server):
+    """What there is of the first team: a sandbox, a snapshot, and a user's sandbox."""
+    with Sandbox.create(timeout=900, metadata={"of": "the first team"}) as sandbox:
+        snapshot = sandbox.create_snapshot(name="owned")
+        user = httpx.put(
+            f"{server.url}/v1/assignments/somebody",
+            headers=server.headers,
+            json={"templateID": "base", "timeout": 900},
+            timeout=60,
+        ).json()
+        yield {"sandbox": sandbox.sandbox_id, "snapshot": snapshot.snapshot_id, "assigned": user["sandbox"]["id"]}
+        Sandbox.delete_snapshot(snapshot.snapshot_id)
+        Sandbox.kill(user["sandbox"]["id"])
+
+
+def filled(path: str, owned: dict[str, str]) -> str:
+    """The path with what is the first team's in it."""
+    what = "snapshot" if "snapshots/{id}" in path or "templates/{id}" in path else "sandbox"
+    return path.format(id=owned[what], user="somebody", port="8000", name="base")
+
+
+def body_for(method: str, path: str, owned: dict[str, str]):
+    """A body that would be fine if it were the owner's."""
+    if (method, path) in {("post", "/sandboxes"), ("post", "/v2/sandboxes")}:
+        return {"templateID": owned["snapshot"], "timeout": 60}
+    return {"timeout": 60} if "requestBody" in DOCUMENT["paths"][path][method] else None
+
+
+def owner_sees_all(server, owned) -> bool:
+    states = [Sandbox.get_info(owned[what]).state.value for what in ("sandbox", "assigned")]
+    snapshot = httpx.get(f"{server.url}/v1/snapshots/{owned['snapshot']}", headers=server.headers)
+    return states == ["running", "running"] and snapshot.status_code == 200
+
+
+@pytest.mark.parametrize("method, path", ENDPOINTS)
+def test_without_a_key_nothing_is_told(anonymous, owned, method, path):
+    answer = anonymous.request(method, filled(path, owned), json=body_for(method, path, owned))
+    assert (answer.status_code == 401) != ((method, path) in PUBLIC), answer.text
+    if (method, path) in PUBLIC:
+        assert answer.text == ""
+
+
+@pytest.mark.parametrize("method, path", sorted(set(ENDPOINTS) - PUBLIC - NOBODY_S))
+def test_another_team_s_key_opens_nothing(server, outsider, owned, method, path):
+    query = {"host": "example.com"} if path.endswith("/explain") else {}
+    answer = outsider.request(method, filled(path, owned), params=query, json=body_for(method, path, owned))
+    if (method, path) in FOR_OPERATORS:
+        assert answer.status_code == 403, answer.text
+    elif "{user}" in path:
+        # A user's name is the team's own: another team has nobody of that name.
+        assert owned["assigned"] not in answer.text
+    elif "{" in path or method != "get":
+        assert answer.status_code in (400, 404), answer.text
+        if answer.status_code == 400:
+            # Nothing was asked of a sandbox: the request itself can't be right.
+            assert method == "post" and "{" not in path
+    else:
+        query = {"sandbox_ids": owned["sandbox"]} if path == "/sandboxes/metrics" else {}
+        answer = outsider.get(path, params=query)
+        assert answer.status_code == 200, answer.text
+        assert not any(id in answer.text for id in owned.values())
+    assert owner_sees_all(server, owned)
+
+
+@pytest.mark.parametrize(
+    "method, path", [one for one in ENDPOINTS if "requestBody" in DOCUMENT["paths"][one[1]][one[0]]]
+)
+def test_a_body_that_makes_no_sense_is_refused_and_changes_nothing(server, api, owned, method, path):
+    target = filled(path, owned)
+    for body in MALFORMED:
+        # What has no timeout has nothing to be wrong in one.
+        if "timeout" in body and '"timeout"' not in json.dumps(schema_of(method, path)):
+            continue
+        answer = api.request(method, target, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400, f"{body[:40]}: {answer.status_code} {answer.text}"
+        assert answer.json()["code"] == 400 and answer.json()["message"]
+    assert owner_sees_all(server, owned)
+
+
+def schema_of(method: str, path: str) -> dict:
+    schema = DOCUMENT["paths"][path][method]["requestBody"]["content"]["application/json"]["schema"]
+    for one in [schema, *schema.get("oneOf", [])]:
+        if name := one.get("$ref"):
+            return DOCUMENT["components"]["schemas"][name.rsplit("/", 1)[1]]
+    return schema
+
+
+def test_every_endpoint_is_asked():
+    """Of all that the server has; what is in the list of endpoints and not built is refused whoever asks."""
+    lines = (ROOT / "openapi/endpoints.txt").read_text().split("\n")
+    built = {(method.lower(), path) for path, method, _, state in map(str.split, filter(None, lines)) if state == "built"}
+    uncovered = sorted(f"{path} {method.upper()}" for method, path in built - set(ENDPOINTS))
+    assert UNCOVERED.read_text().split("\n")[:-1] == uncovered
