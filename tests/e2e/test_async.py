@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import os
+import statistics
+import time
 
 import pytest
 from e2b import (
@@ -122,3 +124,34 @@ async def test_ten_computers_at_once(server):
             await sandbox.kill()
 
     assert await asyncio.gather(*(one(n) for n in range(10))) == [f"{n}\n" for n in range(10)]
+
+
+async def test_watching(box):
+    """Events come as a stream."""
+    seen, ends = [], []
+    handle = await box.files.watch_dir("/home/user", seen.append, on_exit=ends.append, recursive=True, timeout=0)
+    took = []
+    for n in range(20):
+        await box.files.write(f"/home/user/{n}", "1")
+        began = time.monotonic()
+        while len(seen) < 3 * (n + 1):
+            await asyncio.sleep(0.001)
+            assert time.monotonic() < began + 10, seen
+        took.append(time.monotonic() - began)
+    assert statistics.median(took) < 0.02, took
+    assert [(event.name, event.type.value) for event in seen[:3]] == [("0", "create"), ("0", "chmod"), ("0", "write")]
+    await handle.stop()
+    await box.files.write("/home/user/late", "1")
+    await asyncio.sleep(0.1)
+    assert len(seen) == 60
+
+    # Its end is told: in time, and when the folder goes.
+    await box.files.watch_dir("/home/user", seen.append, on_exit=ends.append, timeout=1)
+    await box.files.make_dir("/home/user/gone")
+    await box.files.watch_dir("/home/user/gone", seen.append, on_exit=ends.append, timeout=0)
+    await box.files.remove("/home/user/gone")
+    began = time.monotonic()
+    while len(ends) < 3:
+        await asyncio.sleep(0.01)
+        assert time.monotonic() < began + 10, ends
+    assert sorted(type(end).__name__ for end in ends) == ["NoneType", "NoneType", "TimeoutException"]

@@ -53,6 +53,10 @@ ONLY_IN_PYTHON = {
     "all computers look the same and do not see each other": INSIDE,
     "root inside does not change it": INSIDE,
     "transfers leave no memory behind": INSIDE,
+    "a hundred thousand files are seen by who reads": "each event of its stream is a message: of fewer",
+    "too many events are told to be lost": "its streams are read as they come, and lose nothing",
+    "a watcher lives through pause and fork": "its streams end with a pause, as all of them do",
+    "events come soon": INSIDE,
     "sudo keeps the folder": INSIDE,
     "sudo passes signals": INSIDE,
 }

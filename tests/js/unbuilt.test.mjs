@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { SandboxError, Secret, Template, Volume } from "e2b";
+import { Secret, Template, Volume } from "e2b";
 import { failure, shared } from "./support.mjs";
 
 const box = shared();
@@ -19,9 +19,4 @@ test("what is not built says so", async () => {
     assert.match(error.message, /not supported by this version of sandglass/, what);
   }
   assert.equal(await sandbox.isRunning(), true);
-});
-
-test("watching says so", async () => {
-  const error = await failure(SandboxError, box.sandbox.files.watchDir("/tmp", () => {}));
-  assert.match(error.message, /unimplemented.*not supported yet/);
 });

@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::blocking::Blocking;
 use crate::clock::ActiveClock;
+use crate::filesystem::Watchers;
 use crate::job::Jobs;
 use crate::journal::Journal;
 use crate::memory::Borrowers;
@@ -40,6 +41,8 @@ pub(crate) struct Agent {
     pub blocking: Blocking,
     /// Those who transfer files, perhaps.
     pub borrowers: Borrowers,
+    /// Those who watch folders.
+    pub watchers: Watchers,
     /// All tasks that outlive a request.
     pub tasks: TaskTracker,
     /// The file system that is served.
@@ -65,6 +68,7 @@ impl Agent {
             clock: ActiveClock::default(),
             blocking: Blocking::default(),
             borrowers: Borrowers::default(),
+            watchers: Watchers::default(),
             tasks: TaskTracker::new(),
             root: PathBuf::from("/"),
             sole_user,

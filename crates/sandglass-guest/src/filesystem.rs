@@ -3,6 +3,7 @@
 
 mod entry;
 mod tree;
+mod watch;
 
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ use crate::process::absolute;
 use crate::users::{User, Users};
 
 pub(crate) use entry::describe;
+pub(crate) use watch::Watchers;
 
 /// The service.
 #[derive(Debug)]
@@ -180,10 +182,6 @@ impl FilesystemService {
     }
 }
 
-fn no_watching() -> ConnectError {
-    ConnectError::unimplemented("watching directories is not supported yet")
-}
-
 impl wire::Filesystem for FilesystemService {
     async fn stat<'a>(
         &'a self,
@@ -239,33 +237,44 @@ impl wire::Filesystem for FilesystemService {
 
     async fn watch_dir(
         &self,
-        _ctx: RequestContext,
-        _request: ServiceRequest<'_, WatchDirRequest>,
+        ctx: RequestContext,
+        request: ServiceRequest<'_, WatchDirRequest>,
     ) -> ServiceResult<ServiceStream<impl Encodable<WatchDirResponse> + Send + use<>>> {
-        Err::<connectrpc::Response<ServiceStream<WatchDirResponse>>, _>(no_watching())
+        let WatchDirRequest { path, recursive, include_entry, allow_network_mounts, .. } =
+            request.to_owned_message();
+        let request = watch::Request { path, recursive, include_entry, allow_network_mounts };
+        let watcher = self.watch(&ctx, request).await?;
+        Response::ok(Box::pin(watch::events(watcher, context::keepalive(&ctx))))
     }
 
     async fn create_watcher<'a>(
         &'a self,
-        _ctx: RequestContext,
-        _request: ServiceRequest<'_, CreateWatcherRequest>,
+        ctx: RequestContext,
+        request: ServiceRequest<'_, CreateWatcherRequest>,
     ) -> ServiceResult<impl Encodable<CreateWatcherResponse> + Send + use<'a>> {
-        Err::<connectrpc::Response<CreateWatcherResponse>, _>(no_watching())
+        let CreateWatcherRequest { path, recursive, include_entry, allow_network_mounts, .. } =
+            request.to_owned_message();
+        let request = watch::Request { path, recursive, include_entry, allow_network_mounts };
+        let watcher_id = self.0.watchers.keep(self.watch(&ctx, request).await?);
+        Response::ok(CreateWatcherResponse { watcher_id, ..Default::default() })
     }
 
     async fn get_watcher_events<'a>(
         &'a self,
         _ctx: RequestContext,
-        _request: ServiceRequest<'_, GetWatcherEventsRequest>,
+        request: ServiceRequest<'_, GetWatcherEventsRequest>,
     ) -> ServiceResult<impl Encodable<GetWatcherEventsResponse> + Send + use<'a>> {
-        Err::<connectrpc::Response<GetWatcherEventsResponse>, _>(no_watching())
+        let watcher = self.0.watchers.find(&request.to_owned_message().watcher_id)?;
+        let events = watcher.take().await?;
+        Response::ok(GetWatcherEventsResponse { events, ..Default::default() })
     }
 
     async fn remove_watcher<'a>(
         &'a self,
         _ctx: RequestContext,
-        _request: ServiceRequest<'_, RemoveWatcherRequest>,
+        request: ServiceRequest<'_, RemoveWatcherRequest>,
     ) -> ServiceResult<impl Encodable<RemoveWatcherResponse> + Send + use<'a>> {
-        Err::<connectrpc::Response<RemoveWatcherResponse>, _>(no_watching())
+        self.0.watchers.remove(&request.to_owned_message().watcher_id)?;
+        Response::ok(RemoveWatcherResponse::default())
     }
 }

@@ -32,6 +32,11 @@ const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 /// File systems that are interfaces of the kernel: processes, devices and control groups.
 const KERNEL_INTERFACES: [i64; 4] = [PROC_SUPER_MAGIC, 0x6265_6572, 0x27_e0eb, 0x6367_7270];
 
+/// Whether what `statfs` calls a file system is such an interface.
+pub(crate) fn is_kernel_interface(system: i64) -> bool {
+    KERNEL_INTERFACES.contains(&system)
+}
+
 /// A path that can't be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PathError {
@@ -401,7 +406,7 @@ impl Place {
     /// # Errors
     /// The file system does not say what it is.
     pub(crate) fn is_kernel_interface(&self) -> Result<bool, Errno> {
-        Ok(KERNEL_INTERFACES.contains(&rustix::fs::fstatfs(&self.dir)?.f_type))
+        Ok(is_kernel_interface(rustix::fs::fstatfs(&self.dir)?.f_type))
     }
 
     /// Whether it is a directory's own name, which can't be removed or renamed in it.

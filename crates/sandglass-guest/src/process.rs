@@ -9,7 +9,6 @@ mod stdio;
 mod stream;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use connectrpc::{
     ConnectError, Encodable, InboundStream, RequestContext, Response, ServiceRequest, ServiceResult,
@@ -32,9 +31,6 @@ pub(crate) use prepare::{DEFAULT_PATH, absolute, basics, c_string, env_strings, 
 pub(crate) use registry::Registry;
 pub(crate) use stdio::{Size, raw_terminal, winsize};
 
-/// How often an idle stream says that it lives, unless the client asks otherwise.
-const KEEPALIVE: Duration = Duration::from_secs(90);
-
 /// The service.
 #[derive(Debug)]
 pub(crate) struct ProcessService(pub(crate) Arc<Agent>);
@@ -46,14 +42,6 @@ fn not_found(selector: &ProcessSelector) -> ConnectError {
         Some(Selector::Tag(tag)) => ConnectError::not_found(format!("process with tag {tag:?} not found")),
         None => ConnectError::invalid_argument("no process was selected"),
     }
-}
-
-/// How often an idle stream shall say that it lives, from the client's header in whole seconds.
-fn keepalive(ctx: &RequestContext) -> Duration {
-    let header = ctx.header("keepalive-ping-interval").and_then(|value| value.to_str().ok());
-    let seconds =
-        header.and_then(|text| text.parse::<u64>().ok()).filter(|seconds| (1..=3600).contains(seconds));
-    seconds.map_or(KEEPALIVE, Duration::from_secs)
 }
 
 impl ProcessService {
@@ -98,7 +86,7 @@ impl wire::Process for ProcessService {
             .output()
             .attach(context::origin(&ctx))
             .ok_or_else(|| ConnectError::resource_exhausted("too many are attached to this process"))?;
-        let events = stream::events(process, subscription, keepalive(&ctx), false);
+        let events = stream::events(process, subscription, context::keepalive(&ctx), false);
         Response::ok(Box::pin(
             events.map(|event| {
                 event.map(|event| ConnectResponse { event: event.into(), ..Default::default() })
@@ -122,7 +110,7 @@ impl wire::Process for ProcessService {
         });
         let (process, subscription) =
             started.await.map_err(|_| ConnectError::internal("the start was interrupted"))??;
-        let events = stream::events(process, subscription, keepalive(&ctx), true);
+        let events = stream::events(process, subscription, context::keepalive(&ctx), true);
         Response::ok(Box::pin(
             events
                 .map(|event| event.map(|event| StartResponse { event: event.into(), ..Default::default() })),

@@ -17,3 +17,5 @@ mod process;
 mod sandbox;
 #[path = "guest/unsealed.rs"]
 mod unsealed;
+#[path = "guest/watch.rs"]
+mod watch;

@@ -76,7 +76,10 @@ fn create(access: &Access, path: &str) -> Result<OwnedFd, Refusal> {
     if !missing {
         place.check_file(&stat, user)?;
     }
-    rustix::fs::ftruncate(&file, 0).map_err(refused)?;
+    // A new one is empty, and who watches it would be told of a change that is none.
+    if stat.st_size != 0 {
+        rustix::fs::ftruncate(&file, 0).map_err(refused)?;
+    }
     // A file that a user may write to is not thereby the user's.
     if missing || !place.led {
         rustix::fs::fchown(&file, Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)))

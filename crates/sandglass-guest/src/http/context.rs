@@ -9,6 +9,9 @@ use crate::process::Origin;
 use crate::settings::Settings;
 use crate::users::User;
 
+/// How often an idle stream says that it lives, unless the client asks otherwise.
+const KEEPALIVE: Duration = Duration::from_secs(90);
+
 /// The time limit of a process that is about to start: the deadline that the request came with.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StartLimit(pub Duration);
@@ -35,4 +38,12 @@ pub(crate) fn settings(ctx: &RequestContext) -> Result<Arc<Settings>, ConnectErr
         .get::<Arc<Settings>>()
         .cloned()
         .ok_or_else(|| ConnectError::unavailable("not configured"))
+}
+
+/// How often an idle stream shall say that it lives, from the client's header in whole seconds.
+pub(crate) fn keepalive(ctx: &RequestContext) -> Duration {
+    let header = ctx.header("keepalive-ping-interval").and_then(|value| value.to_str().ok());
+    let seconds =
+        header.and_then(|text| text.parse::<u64>().ok()).filter(|seconds| (1..=3600).contains(seconds));
+    seconds.map_or(KEEPALIVE, Duration::from_secs)
 }
