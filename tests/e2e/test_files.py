@@ -213,3 +213,72 @@ def test_ranges(sandbox):
     }
     answer = httpx.get(files_url(sandbox), params={"path": "/tmp/range"}, headers=headers)
     assert (answer.status_code, answer.text) == (206, "234")
+
+
+@pytest.mark.newest_sdk
+@pytest.mark.parametrize("folder", ["/home/user/labels", "/dev/shm/labels"])
+def test_metadata_follows_its_file(sandbox, folder):
+    """On the sandbox's disk the agent keeps it, as gVisor has no extended attributes there; in memory the kernel does."""
+    files = sandbox.files
+    files.make_dir(folder)
+    written = files.write(f"{folder}/a", "1", metadata={"Author": "me", "note": "two words"})
+    wanted = {"author": "me", "note": "two words"}
+    assert written.metadata == wanted == files.get_info(f"{folder}/a").metadata
+    sandbox.commands.run(f"echo more >> {folder}/a; mkdir {folder}/d; true > {folder}/plain")
+    assert files.rename(f"{folder}/a", f"{folder}/b").metadata == wanted
+    # Whoever moves it, and whatever was there before.
+    sandbox.commands.run(f"mv {folder}/b {folder}/d/plain")
+    assert {entry.path: entry.metadata for entry in files.list(folder, depth=2)} == {
+        f"{folder}/d": None,
+        f"{folder}/d/plain": wanted,
+        f"{folder}/plain": None,
+    }
+    assert files.get_info(f"{folder}/d/plain").metadata == wanted
+    assert files.get_info(f"{folder}/plain").metadata is None
+    # A write replaces all of it.
+    files.write(f"{folder}/d/plain", "2", metadata={"other": "3"})
+    assert files.get_info(f"{folder}/d/plain").metadata == {"other": "3"}
+    files.write(f"{folder}/d/plain", "2")
+    assert files.get_info(f"{folder}/d/plain").metadata is None
+    # What takes a file's place does not take it.
+    for command in ("rm {0}; echo 2 > {0}", "echo 2 > {0}.tmp; mv {0}.tmp {0}"):
+        files.write(f"{folder}/c", "1", metadata={"k": "v"})
+        sandbox.commands.run(command.format(f"{folder}/c"))
+        assert files.get_info(f"{folder}/c").metadata is None
+    several = files.write_files(
+        [{"path": f"{folder}/{n}", "data": n} for n in ("x", "y")], metadata={"batch": "1"}
+    )
+    assert [entry.metadata for entry in several] == [{"batch": "1"}] * 2
+    handle = files.watch_dir(folder, include_entry=True)
+    files.write(f"{folder}/w", "1", metadata={"k": "v"})
+    assert handle.get_new_events()[-1].entry.metadata == {"k": "v"}
+    handle.stop()
+
+
+@pytest.mark.newest_sdk
+def test_metadata_has_bounds(server, sandbox):
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.write("/tmp/m", "1", metadata={"k" * 247: "v"})
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.write("/tmp/m", "1", metadata={"k": "v" * 4096})
+    assert not sandbox.files.exists("/tmp/m")
+    sandbox.files.write("/tmp/m", "1", metadata={"k" * 246: "v" * 3000})
+    assert len(sandbox.files.get_info("/tmp/m").metadata["k" * 246]) == 3000
+
+
+@pytest.mark.newest_sdk
+def test_metadata_lives_through_pause_and_fork(fresh):
+    for path in ("/home/user/f", "/dev/shm/f"):
+        fresh.files.write(path, "1", metadata={"k": "v"})
+    [copy] = fresh.fork(timeout=120)
+    fresh.pause()
+    fresh.connect()
+    try:
+        for box in (fresh, copy):
+            box.commands.run("mv f g; mv /dev/shm/f /dev/shm/g")
+            for path in ("/home/user/g", "/dev/shm/g"):
+                assert box.files.get_info(path).metadata == {"k": "v"}
+            box.commands.run("rm g; true > g")
+            assert box.files.get_info("/home/user/g").metadata is None
+    finally:
+        copy.kill()

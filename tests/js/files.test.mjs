@@ -189,3 +189,38 @@ test("the guest api wants its token", async () => {
   assert.equal(upload.status, 200);
   assert.equal(await sandbox.files.read("/tmp/u"), "by address");
 });
+
+test("metadata follows its file", async () => {
+  const { files } = box.sandbox;
+  for (const folder of ["/home/user/labels", "/dev/shm/labels"]) {
+    await files.makeDir(folder);
+    const wanted = { author: "me", note: "two words" };
+    const written = await files.write(`${folder}/a`, "1", { metadata: { Author: "me", note: "two words" } });
+    assert.deepEqual(written.metadata, wanted);
+    assert.deepEqual((await files.rename(`${folder}/a`, `${folder}/b`)).metadata, wanted);
+    await run(box.sandbox, `echo more >> ${folder}/b; mkdir ${folder}/d; mv ${folder}/b ${folder}/d/c`);
+    assert.deepEqual((await files.list(`${folder}/d`)).map(({ metadata }) => metadata), [wanted]);
+    await files.write(`${folder}/d/c`, "2");
+    assert.equal((await files.getInfo(`${folder}/d/c`)).metadata, undefined);
+  }
+});
+
+test("metadata has bounds", async () => {
+  const { files } = box.sandbox;
+  for (const metadata of [{ ["k".repeat(247)]: "v" }, { k: "v".repeat(4096) }]) {
+    await failure(InvalidArgumentError, files.write("/tmp/m", "1", { metadata }));
+  }
+  assert.equal(await files.exists("/tmp/m"), false);
+});
+
+test("metadata lives through pause and fork", async (story) => {
+  const sandbox = await fresh(story);
+  await sandbox.files.write("/home/user/f", "1", { metadata: { k: "v" } });
+  const [copy] = await sandbox.fork();
+  story.after(() => copy.kill());
+  await sandbox.pause();
+  await sandbox.connect();
+  for (const { files } of [sandbox, copy]) {
+    assert.deepEqual((await files.getInfo("/home/user/f")).metadata, { k: "v" });
+  }
+});

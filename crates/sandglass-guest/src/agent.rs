@@ -14,6 +14,7 @@ use crate::filesystem::Watchers;
 use crate::job::Jobs;
 use crate::journal::Journal;
 use crate::memory::Borrowers;
+use crate::metadata::Labels;
 use crate::process::Registry;
 use crate::reaper::{Child, Reaper};
 use crate::settings::Current;
@@ -41,6 +42,8 @@ pub(crate) struct Agent {
     pub blocking: Blocking,
     /// Those who transfer files, perhaps.
     pub borrowers: Borrowers,
+    /// What clients attached to files.
+    pub labels: Arc<Labels>,
     /// Those who watch folders.
     pub watchers: Watchers,
     /// All tasks that outlive a request.
@@ -68,6 +71,7 @@ impl Agent {
             clock: ActiveClock::default(),
             blocking: Blocking::default(),
             borrowers: Borrowers::default(),
+            labels: Arc::default(),
             watchers: Watchers::default(),
             tasks: TaskTracker::new(),
             root: PathBuf::from("/"),

@@ -20,6 +20,7 @@ use serde::Deserialize;
 use crate::agent::Agent;
 use crate::http::auth::{self, Signed};
 use crate::http::reply::error;
+use crate::metadata::Metadata;
 use crate::path::{self, PathError};
 use crate::process::absolute;
 use crate::settings::Settings;
@@ -105,6 +106,8 @@ struct Access {
     agent: Arc<Agent>,
     settings: Arc<Settings>,
     user: User,
+    /// What is attached to files that are written.
+    metadata: Metadata,
 }
 
 impl Access {
@@ -131,7 +134,9 @@ impl Access {
             .ok_or_else(|| Refusal::new(StatusCode::BAD_REQUEST, "no user specified"))?;
         let user =
             auth::look_up(&agent, name).map_err(|message| Refusal::new(StatusCode::UNAUTHORIZED, message))?;
-        Ok(Self { agent, settings, user })
+        let metadata = Metadata::parse(headers)
+            .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))?;
+        Ok(Self { agent, settings, user, metadata })
     }
 
     fn clean(&self, path: &str) -> Result<String, Refusal> {

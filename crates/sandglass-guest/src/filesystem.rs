@@ -23,11 +23,12 @@ use sandglass_proto::services::filesystem::{
 use crate::agent::Agent;
 use crate::exec::Identity;
 use crate::http::context;
+use crate::metadata::Labels;
 use crate::path::{self, PathError, Purpose, Walk, borrow, file_type, resolve};
 use crate::process::absolute;
 use crate::users::{User, Users};
 
-pub(crate) use entry::describe;
+pub(crate) use entry::{Describer, Found, describe};
 pub(crate) use watch::Watchers;
 
 /// The service.
@@ -73,6 +74,7 @@ fn failed(step: &str, path: &str, errno: Errno) -> ConnectError {
 struct Call {
     root: std::os::fd::OwnedFd,
     users: Users,
+    labels: Arc<Labels>,
     user: User,
 }
 
@@ -81,10 +83,15 @@ impl Call {
         &self.user.identity
     }
 
+    fn describer(&self) -> Describer<'_> {
+        Describer { root: &self.root, users: &self.users, labels: &self.labels }
+    }
+
     /// Describes what is at `path` now.
     fn entry(&self, path: &str) -> Result<EntryInfo, ConnectError> {
         let place = resolve(borrow(&self.root), path, Walk::NO_FOLLOW)?;
-        Ok(describe(&self.root, &self.users, path, place.existing()?))
+        let stat = place.existing()?;
+        Ok(describe(self.describer(), Found { path, dir: &place.dir, name: place.name(), stat }))
     }
 
     fn make_dir(&self, path: &str) -> Result<EntryInfo, ConnectError> {
@@ -127,7 +134,7 @@ impl Call {
             return Err(ConnectError::invalid_argument(format!("path is not a directory: {path}")));
         }
         let depth = usize::try_from(depth.max(1)).unwrap_or(usize::MAX);
-        tree::list(&place, path, depth, |path, stat| describe(&self.root, &self.users, path, stat))
+        tree::list(&place, path, depth, |found| describe(self.describer(), found))
     }
 
     fn remove(&self, path: &str) -> Result<(), ConnectError> {
@@ -174,6 +181,7 @@ impl FilesystemService {
                 let call = Call {
                     root: path::open_root(&agent.root).map_err(failed)?,
                     users: agent.users().map_err(failed)?,
+                    labels: Arc::clone(&agent.labels),
                     user,
                 };
                 operation(&call, cleaned)

@@ -22,6 +22,7 @@ mod job;
 mod journal;
 mod log;
 mod memory;
+mod metadata;
 mod path;
 mod probe;
 mod process;

@@ -1,6 +1,6 @@
 //! Receives files without holding them in memory.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use http::{StatusCode, header};
 use rustix::fs::{FileType as Kind, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
 use serde::Serialize;
 use tokio::task::JoinHandle;
 use tokio_util::io::{ReaderStream, StreamReader};
@@ -34,6 +35,8 @@ struct Written {
     path: String,
     name: String,
     r#type: &'static str,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: BTreeMap<String, String>,
 }
 
 fn bad(message: impl Into<String>) -> Refusal {
@@ -85,6 +88,13 @@ fn create(access: &Access, path: &str) -> Result<OwnedFd, Refusal> {
         rustix::fs::fchown(&file, Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)))
             .map_err(refused)?;
     }
+    // Before the contents: who finds some of them finds all of this.
+    access.agent.labels.replace(&file, &access.metadata).map_err(|errno| match errno {
+        Errno::NOSPC | Errno::DQUOT => {
+            Refusal::new(StatusCode::INSUFFICIENT_STORAGE, "there is no room for more metadata")
+        }
+        errno => Refusal::io(&format!("attaching metadata to '{path}' failed"), errno),
+    })?;
     Ok(file)
 }
 
@@ -92,7 +102,7 @@ fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), Refusal> {
     while !bytes.is_empty() {
         match rustix::io::write(file, bytes) {
             Ok(n) => bytes = &bytes[n..],
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             Err(errno) => return Err(Refusal::io("writing failed", errno)),
         }
     }
@@ -147,7 +157,7 @@ async fn store<E: std::fmt::Display>(
     written(writing).await?;
     // On some file systems only closing tells that the disk is full.
     let name = path.rsplit('/').next().unwrap_or_default().to_owned();
-    Ok(Written { path, name, r#type: "file" })
+    Ok(Written { path, name, r#type: "file", metadata: access.metadata.clone().into_map() })
 }
 
 fn header_text(request: &Request<Body>, name: header::HeaderName) -> &str {

@@ -1,11 +1,13 @@
 //! Describes a name in the file system for clients.
 
+use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 
 use buffa_types::google::protobuf::Timestamp;
 use rustix::fs::{FileType as Kind, Stat};
 use sandglass_proto::services::filesystem::{EntryInfo, FileType};
 
+use crate::metadata::Labels;
 use crate::path::{Place, Walk, borrow, file_type, resolve};
 use crate::users::Users;
 
@@ -46,10 +48,38 @@ fn permissions(stat: &Stat) -> String {
     text
 }
 
-/// Describes what `stat` says of `path`, which is how the client calls it. `root` is where links are followed
-/// from. Blocks.
-pub(crate) fn describe(root: &OwnedFd, users: &Users, path: &str, stat: &Stat) -> EntryInfo {
+/// What descriptions need.
+#[derive(Clone, Copy)]
+pub(crate) struct Describer<'a> {
+    /// Where links are followed from.
+    pub root: &'a OwnedFd,
+    /// Who has which number.
+    pub users: &'a Users,
+    /// What clients attached to files.
+    pub labels: &'a Labels,
+}
+
+/// What is to be described.
+#[derive(Clone, Copy)]
+pub(crate) struct Found<'a> {
+    /// How the client calls it.
+    pub path: &'a str,
+    /// The directory that it is in.
+    pub dir: &'a OwnedFd,
+    /// Its name there.
+    pub name: &'a CStr,
+    /// What it is, not following a link.
+    pub stat: &'a Stat,
+}
+
+/// Describes what was found. Blocks.
+pub(crate) fn describe(with: Describer<'_>, found: Found<'_>) -> EntryInfo {
+    let (Describer { root, users, labels }, Found { path, dir, name, stat }) = (with, found);
     let is_link = file_type(stat) == Kind::Symlink;
+    let metadata = match file_type(stat) {
+        Kind::RegularFile => labels.of(dir, name, stat).into_map().into_iter().collect(),
+        _ => Default::default(),
+    };
     // A link is described by what it leads to, as far as that is known.
     let target = is_link
         .then(|| resolve(borrow(root), path, Walk::FOLLOW).ok().filter(|target| target.stat.is_some()));
@@ -79,6 +109,7 @@ pub(crate) fn describe(root: &OwnedFd, users: &Users, path: &str, stat: &Stat) -
         }
         .into(),
         symlink_target,
+        metadata,
         ..Default::default()
     }
 }
@@ -110,7 +141,9 @@ mod tests {
         let users = Users::default();
         let entry = |path: &str| {
             let place = resolve(borrow(&root), path, Walk::NO_FOLLOW).unwrap();
-            describe(&root, &users, path, place.existing().unwrap())
+            let with = Describer { root: &root, users: &users, labels: &Labels::default() };
+            let stat = place.existing().unwrap();
+            describe(with, Found { path, dir: &place.dir, name: place.name(), stat })
         };
         let link = entry("/link");
         assert_eq!(link.r#type.as_known(), Some(FileType::FILE_TYPE_FILE));

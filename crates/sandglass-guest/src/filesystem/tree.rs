@@ -5,10 +5,11 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use connectrpc::ConnectError;
-use rustix::fs::{AtFlags, Dir, FileType as Kind, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Dir, FileType as Kind, Mode, OFlags};
 use rustix::io::Errno;
 use sandglass_proto::services::filesystem::EntryInfo;
 
+use super::entry::Found;
 use super::failed;
 use crate::path::{Place, file_type};
 
@@ -90,7 +91,7 @@ pub(super) fn list(
     place: &Place,
     path: &str,
     depth: usize,
-    describe: impl Fn(&str, &Stat) -> EntryInfo,
+    describe: impl Fn(Found<'_>) -> EntryInfo,
 ) -> Result<Vec<EntryInfo>, ConnectError> {
     let top = open(&place.dir, place.name()).map_err(|errno| failed("listing", path, errno))?;
     let mut found = Vec::new();
@@ -105,7 +106,7 @@ pub(super) fn list(
         if found.len() >= MAX_ENTRIES {
             return Err(too_many(&path));
         }
-        found.push(describe(&path, &stat));
+        found.push(describe(Found { path: &path, dir: &level.dir, name: &name, stat: &stat }));
         if file_type(&stat) == Kind::Directory && levels.len() < depth {
             if levels.len() >= MAX_DEPTH {
                 return Err(too_deep(&path));
@@ -192,7 +193,7 @@ mod tests {
     }
 
     fn paths(root: &Path, depth: usize) -> Vec<String> {
-        let describe = |path: &str, _: &Stat| EntryInfo { path: path.into(), ..Default::default() };
+        let describe = |found: Found<'_>| EntryInfo { path: found.path.into(), ..Default::default() };
         let entries = list(&place(root, "/"), "/", depth, describe).unwrap();
         entries.into_iter().map(|entry| entry.path).collect()
     }

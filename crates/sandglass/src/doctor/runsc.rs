@@ -36,7 +36,8 @@ const LIMITS: [(&str, &str); 2] = [
     ),
     (
         "extended attributes",
-        "`user.*` attributes can't be set on a sandbox's disk, only on its memory file systems",
+        "`user.*` attributes can't be set on a sandbox's disk, only on its memory file systems; the agent keeps the \
+         metadata of uploaded files there, which programs inside do not see",
     ),
 ];
 

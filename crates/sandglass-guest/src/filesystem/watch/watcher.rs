@@ -16,7 +16,8 @@ use super::queue::{End, Event, Next, Queue};
 use super::tree::{Drained, Sink, Tree};
 use crate::agent::Agent;
 use crate::blocking::Blocking;
-use crate::filesystem::describe;
+use crate::filesystem::{Describer, Found, describe};
+use crate::metadata::Labels;
 use crate::path::{self, Walk, borrow, resolve};
 use crate::users::Users;
 
@@ -38,26 +39,29 @@ struct Shared {
     /// Says that the task is to look, also if there are no events.
     unsettled: Notify,
     /// What events with entries need.
-    describer: Option<Describer>,
+    entries: Option<Entries>,
 }
 
 /// Describes what events are about.
-#[derive(Debug, Clone)]
-struct Describer {
+#[derive(Debug)]
+struct Entries {
     /// The root of what the client sees.
     root: PathBuf,
     /// The watched folder, as the client calls it.
     path: String,
+    labels: Arc<Labels>,
 }
 
-impl Describer {
+impl Entries {
     /// What has this name now, if it is still there.
     fn describe(&self, name: &str, users: &mut Option<Users>) -> Option<EntryInfo> {
         let path = path::clean(&format!("{}/{name}", self.path)).ok()?;
         let root = path::open_root(&self.root).ok()?;
         let place = resolve(borrow(&root), &path, Walk::NO_FOLLOW).ok()?;
         let users = users.get_or_insert_with(|| Users::read(&self.root).unwrap_or_default());
-        Some(describe(&root, users, &path, place.stat.as_ref()?))
+        let with = Describer { root: &root, users, labels: &self.labels };
+        let stat = place.stat.as_ref()?;
+        Some(describe(with, Found { path: &path, dir: &place.dir, name: place.name(), stat }))
     }
 }
 
@@ -75,13 +79,13 @@ impl Sink for Report<'_> {
         }
         // Names are any bytes, and texts of the protocol are UTF-8.
         let name = String::from_utf8_lossy(name).into_owned();
-        let describer = self.shared.describer.as_ref().filter(|_| {
+        let entries = self.shared.entries.as_ref().filter(|_| {
             matches!(
                 kind,
                 EventType::EVENT_TYPE_CREATE | EventType::EVENT_TYPE_WRITE | EventType::EVENT_TYPE_CHMOD
             )
         });
-        let entry = describer.and_then(|describer| describer.describe(&name, &mut self.users));
+        let entry = entries.and_then(|entries| entries.describe(&name, &mut self.users));
         let mut queue = self.shared.queue();
         queue.push(Event { name: name.into(), kind, entry: entry.map(Box::new) });
         queue.is_open()
@@ -178,7 +182,11 @@ impl Watcher {
             queue: Mutex::new(queue),
             filled: Notify::new(),
             unsettled: Notify::new(),
-            describer: entries_of.map(|path| Describer { root: agent.root.clone(), path }),
+            entries: entries_of.map(|path| Entries {
+                root: agent.root.clone(),
+                path,
+                labels: Arc::clone(&agent.labels),
+            }),
         });
         let (reader, blocking) = (Arc::clone(&shared), agent.blocking.clone());
         let task = agent.tasks.spawn(run(reader, blocking, ready));
