@@ -51,12 +51,10 @@ const fn pace_for(seen: Seen) -> Pace {
     }
 }
 
-/// Governs one sandbox for as long as the host answers for it.
-pub(crate) async fn govern(host: Host, live: Arc<Live>) {
+/// Governs one sandbox, whose pace may be this one, for as long as the host answers for it.
+pub(crate) async fn govern(host: Host, live: Arc<Live>, mut pace: Pace) {
     let (id, mut streams) = (live.id().clone(), live.streams());
     drop(live);
-    // A server before this one may have slowed it.
-    let mut pace = Pace::Idle;
     let mut wanted = Pace::Full;
     loop {
         if wanted != pace {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use sandglass_egress::enforcer::Enforcer;
 use sandglass_egress::policy::Policy;
 use sandglass_engine::Exit;
+use sandglass_engine::engine::Pace;
 use sandglass_engine::host::HostError;
 use sandglass_store::{SandboxRow, Transition};
 use sandglass_types::error::Chain;
@@ -67,6 +68,9 @@ impl Pauses {
 
 /// What the history says of what a client wanted.
 pub(crate) const ASKED: &str = "a client asked for it";
+
+/// The part of its time that one from an image may lose while it comes up.
+const NEGLIGIBLE: u32 = 100;
 
 /// How long the end of a sandbox's processes may be known after the end of its session.
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
@@ -470,24 +474,27 @@ impl<'a> Owner<'a> {
     ) -> Result<Arc<Live>, Error> {
         let CameUp { live, path, why } = outcome?;
         self.row.start_path = path;
+        // A server before this one may have slowed it.
+        let pace = if self.row.state == SandboxState::Running { Pace::Idle } else { Pace::Full };
         if !self.settle(Event::Ready, &why).await {
             return Err(Error::new(ErrorKind::Internal, "the sandbox could not be stored as running"));
         }
         sandglass_failpoint::hit_async("control.create.reachable").await.map_err(crate::injected)?;
         self.shared.live.insert(Arc::clone(&live));
-        if of_image {
-            let end = self.shared.clock.now().plus(self.lease);
-            // Its time was counted from when it was asked for, and may be up: it begins only now.
-            if let Err(error) = self.set_end_of(end, true, self.row.created_at).await {
-                tracing::warn!(sandbox = %self.row.id, error = %Chain(&error), "it lives shorter than was asked for");
-            }
+        let end = self.shared.clock.now().plus(self.lease);
+        // Its time was counted from when it was asked for, and may be up: it begins only now, unless it lost too little for that.
+        if of_image
+            && end.since(self.row.end_at) * NEGLIGIBLE > self.lease
+            && let Err(error) = self.set_end_of(end, true, self.row.created_at).await
+        {
+            tracing::warn!(sandbox = %self.row.id, error = %Chain(&error), "it lives shorter than was asked for");
         }
         // It has gone on from there; what is left by a failure is removed before the next one is made. Only now, or it might
         // be taken for one whose time is up by whoever comes after a crash.
         if resumed {
             self.remove_image().await;
         }
-        let governing = governor::govern(self.shared.host.clone(), Arc::clone(&live));
+        let governing = governor::govern(self.shared.host.clone(), Arc::clone(&live), pace);
         self.tasks.spawn(self.gone.clone().run_until_cancelled_owned(governing));
         let favouring = governor::favour(self.shared.host.clone(), Arc::clone(&live));
         self.tasks.spawn(self.gone.clone().run_until_cancelled_owned(favouring));

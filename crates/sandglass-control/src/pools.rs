@@ -78,6 +78,8 @@ pub(crate) struct Pools {
     lacked: Mutex<Option<Instant>>,
     /// That there is something to do.
     pub(crate) changed: Notify,
+    /// That there is something to do once nobody asks any more.
+    asks: Notify,
 }
 
 impl Default for Pools {
@@ -90,6 +92,7 @@ impl Default for Pools {
             failed: Mutex::default(),
             lacked: Mutex::default(),
             changed: Notify::new(),
+            asks: Notify::new(),
         }
     }
 }
@@ -116,7 +119,7 @@ impl Pools {
         demand.asked(found, now);
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         *asked = Some((asked.map_or(now, |(first, _)| first), now));
-        self.changed.notify_one();
+        self.asks.notify_one();
     }
 
     /// How long it takes until the next may be made: not while many ask, unless that goes on for long.
@@ -131,6 +134,14 @@ impl Pools {
             *asked = None;
         }
         wait
+    }
+
+    /// Returns when somebody has asked, and the next may be made.
+    pub(crate) async fn calm_again(&self) {
+        self.asks.notified().await;
+        while let Some(wait) = self.until_calm() {
+            sleep(wait).await;
+        }
     }
 
     /// Puts one back that is unused after all.

@@ -80,6 +80,8 @@ impl Control {
             };
             tokio::select! {
                 () = shared.pools.changed.notified() => {}
+                // Whoever asks has the machine for itself: to look at all that is there takes as long as a claim.
+                () = shared.pools.calm_again() => {}
                 () = sleep(pause) => {}
                 () = shared.stop.cancelled() => {}
             }
