@@ -51,7 +51,7 @@ FILES_ALONE = ("control.resume.boot",)
 # One to make a snapshot or a fork of it, one to make a sandbox from that, and one to delete it.
 COPY = ("control.snapshot.", "control.fork.", "control.copy.", "engine.flush.")
 # Which none of them does: see the tests of the watchdog, those of templates, and the engine's of the cache folder.
-ELSEWHERE = ("control.pool.", "engine.cache.", "control.deadline.", "control.template.", "watchdog.")
+ELSEWHERE = ("control.pool.", "engine.pool.", "engine.cache.", "control.deadline.", "control.template.", "watchdog.")
 
 EACH = os.environ.get("SANDGLASS_FAULTS") == "each"
 

@@ -73,7 +73,19 @@ pub(crate) async fn attach(
     gone: &CancellationToken,
     tasks: &TaskTracker,
 ) -> Result<Session, Error> {
-    let SessionEnds { to_agent, from_agent } = host.attach(id).await?;
+    session(host.attach(id).await?, gone, tasks)
+}
+
+/// The session over these ends. Its tasks end with `gone`.
+///
+/// # Errors
+/// They can't be watched.
+pub(crate) fn session(
+    ends: SessionEnds,
+    gone: &CancellationToken,
+    tasks: &TaskTracker,
+) -> Result<Session, Error> {
+    let SessionEnds { to_agent, from_agent } = ends;
     let io = |error: std::io::Error| Error::internal(SILENT, error);
     for end in [&to_agent, &from_agent] {
         fcntl_getfl(end)
@@ -202,6 +214,14 @@ pub(crate) async fn freeze(line: &Line, mode: PauseMode) -> Result<(), Error> {
     timeout(patience, frozen).await.map_err(|elapsed| Error::internal(UNHEARD, elapsed))?
 }
 
+/// Lets an agent speak again that has a new session, on which nothing is held. Whoever asks it next leaves its answer out.
+///
+/// # Errors
+/// The session ended.
+pub(crate) async fn awake(line: &Line) -> Result<(), Error> {
+    line.tell(&ToAgent::Thaw).await
+}
+
 /// Lets an agent speak again.
 ///
 /// # Errors
@@ -251,10 +271,17 @@ impl Line {
         &self.session
     }
 
+    /// Sends a message.
+    async fn tell(&self, message: &ToAgent) -> Result<(), Error> {
+        self.session.send_control(message).await.map_err(|error| Error::internal(UNHEARD, error))?;
+        self.owed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Sends a message, and waits for the answer.
     async fn ask(&self, message: &ToAgent) -> Result<FromAgent, Error> {
-        self.session.send_control(message).await.map_err(|error| Error::internal(UNHEARD, error))?;
-        let owed = self.owed.fetch_add(1, Ordering::Relaxed);
+        let owed = self.owed.load(Ordering::Relaxed);
+        self.tell(message).await?;
         for _late in 0..owed {
             self.answer().await?;
         }
@@ -309,24 +336,24 @@ pub(crate) async fn guard_airlock(
     tasks: &TaskTracker,
 ) -> Result<(), Error> {
     let io = |error: std::io::Error| Error::internal("the sandbox's network could not be guarded", error);
-    let listener = async |socket| {
-        let tcp = std::net::TcpListener::from(host.airlock_socket(id, socket).await?);
+    let listener = |socket| {
+        let tcp = std::net::TcpListener::from(socket);
         tcp.set_nonblocking(true).map_err(io)?;
         TcpListener::from_std(tcp).map_err(io)
     };
-    let (udp, tcp, connections, log) = tokio::join!(
-        host.airlock_socket(id, AirlockSocket::DnsUdp),
-        listener(AirlockSocket::DnsTcp),
-        listener(AirlockSocket::TcpEgress),
-        host.airlock_socket(id, AirlockSocket::FilterLog),
+    // The last may be refused where the others are not.
+    let (sockets, log) = tokio::join!(
+        host.airlock_sockets(id, [AirlockSocket::DnsUdp, AirlockSocket::DnsTcp, AirlockSocket::TcpEgress]),
+        host.airlock_sockets(id, [AirlockSocket::FilterLog]),
     );
-    let udp = std::net::UdpSocket::from(udp?);
+    let [udp, tcp, connections] = sockets?;
+    let udp = std::net::UdpSocket::from(udp);
     udp.set_nonblocking(true).map_err(io)?;
     let udp = UdpSocket::from_std(udp).map_err(io)?;
-    let (tcp, connections) = (tcp?, connections?);
+    let (tcp, connections) = (listener(tcp)?, listener(connections)?);
     // What the packet filter holds up is held up whether it is written down or not.
     let log = match log {
-        Ok(log) => Some(UnixDatagram::from_std(log.into()).map_err(io)?),
+        Ok([log]) => Some(UnixDatagram::from_std(log.into()).map_err(io)?),
         // The host has said so at its start.
         Err(error) if error.refusal() == Some(RefusalKind::Unsupported) => None,
         Err(error) => {

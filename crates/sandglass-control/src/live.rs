@@ -3,7 +3,6 @@
 use std::io;
 use std::net::{SocketAddr, SocketAddrV4};
 use std::num::NonZeroU16;
-use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -280,8 +279,8 @@ impl Live {
         // Before there is a connection that may be cut.
         let severed = Box::pin(self.lines().cancelled_owned());
         let unreachable = |error: io::Error| DialError::Unreachable(error);
-        let socket = host.airlock_socket(&self.id, AirlockSocket::TcpToGuest).await;
-        let socket: OwnedFd = socket.map_err(|error| match error.refusal() {
+        let socket = host.airlock_sockets(&self.id, [AirlockSocket::TcpToGuest]).await;
+        let [socket] = socket.map_err(|error| match error.refusal() {
             Some(sandglass_engine::host::RefusalKind::NotFound) => DialError::Gone,
             _ => unreachable(io::Error::other(error)),
         })?;

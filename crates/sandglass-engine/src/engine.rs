@@ -328,7 +328,7 @@ pub enum Pace {
     Full,
     /// Timers inside may be late by some dozens of milliseconds, and an idle sandbox costs next to nothing.
     Idle,
-    /// They do not run at all, whatever they are asked, and cost nothing.
+    /// They do not run at all, whatever they are asked, and cost nothing. [`Engine::hand_out`] alone ends this.
     Still,
 }
 
@@ -457,6 +457,13 @@ pub trait Engine: Send + Sync {
     /// The machine could not be read.
     fn list(&self) -> Result<Vec<(SandboxId, Presence)>, EngineError>;
 
+    /// Lets one go on that was made for nobody ([`SandboxSpec::unused`]): it is somebody's from now on, until this deadline.
+    /// Opens its agent's byte stream, as [`Engine::attach`] does. One that is somebody's already goes on as it does.
+    ///
+    /// # Errors
+    /// As [`Engine::set_deadline`] and [`Engine::attach`], or the step that failed.
+    fn hand_out(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<SessionEnds, EngineError>;
+
     /// Opens the agent's byte stream. The caller makes sure that only one process reads it.
     ///
     /// # Errors
@@ -464,11 +471,12 @@ pub trait Engine: Send + Sync {
     /// engine whose sandboxes have no process before, until its start.
     fn attach(&self, id: &SandboxId) -> Result<SessionEnds, EngineError>;
 
-    /// Makes a socket inside the sandbox's airlock.
+    /// Makes sockets inside the sandbox's airlock: all of them, in this order, or none.
     ///
     /// # Errors
     /// [`EngineError::NotFound`], or the step that failed.
-    fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, EngineError>;
+    fn airlock_sockets(&self, id: &SandboxId, sockets: &[AirlockSocket])
+    -> Result<Vec<OwnedFd>, EngineError>;
 
     /// Sets how punctual its processes are, in whatever state they are. An engine whose idle sandboxes cost nothing has
     /// nothing to do.

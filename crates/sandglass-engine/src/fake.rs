@@ -34,7 +34,7 @@ use crate::engine::{
     AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Presence, SandboxSpec,
     SessionEnds, Stats, step,
 };
-use crate::files::{ids_in, mark_unused, private_folder, remove_folder};
+use crate::files::{ids_in, mark_unused, mark_used, private_folder, remove_folder};
 use crate::footprint::{self, Footprints};
 use crate::locks::{Locks, lock};
 use crate::record::{self, Status};
@@ -400,12 +400,18 @@ impl Engine for FakeEngine {
         ids.into_iter().map(presence).collect()
     }
 
+    fn hand_out(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<SessionEnds, EngineError> {
+        self.set_deadline(id, deadline)?;
+        mark_used(&self.folder(id).0).map_err(|error| step("say that it is used", error))?;
+        self.attach(id)
+    }
+
     fn attach(&self, id: &SandboxId) -> Result<SessionEnds, EngineError> {
         self.known(id)?.session().attach(id)
     }
 
-    fn airlock_socket(&self, _: &SandboxId, _: AirlockSocket) -> Result<OwnedFd, EngineError> {
-        Err(EngineError::Unsupported { engine: NAME, verb: "make a socket in an airlock" })
+    fn airlock_sockets(&self, _: &SandboxId, _: &[AirlockSocket]) -> Result<Vec<OwnedFd>, EngineError> {
+        Err(EngineError::Unsupported { engine: NAME, verb: "make sockets in an airlock" })
     }
 
     fn wait(&self, id: &SandboxId) -> Result<Exit, EngineError> {

@@ -242,6 +242,11 @@ impl GvisorEngine {
         Ok(status.map_or(Presence::Remains, Into::into))
     }
 
+    fn keep_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {
+        deadline::keep(self.holdings.paths.sandbox(id).dir(), deadline, Moment::now())
+            .map_err(|error| step("keep the deadline", error))
+    }
+
     fn control(&self, id: &SandboxId) -> Control {
         Control::new(self.runsc.control_socket(id), id.clone())
     }
@@ -675,8 +680,7 @@ impl Engine for GvisorEngine {
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         self.known(id)?;
-        deadline::keep(self.holdings.paths.sandbox(id).dir(), deadline, Moment::now())
-            .map_err(|error| step("keep the deadline", error))
+        self.keep_deadline(id, deadline)
     }
 
     fn destroy(&self, id: &SandboxId) -> Result<(), EngineError> {
@@ -721,29 +725,39 @@ impl Engine for GvisorEngine {
         ids.into_iter().map(|id| self.presence(&id).map(|presence| (id, presence))).collect()
     }
 
+    fn hand_out(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<SessionEnds, EngineError> {
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        self.known(id)?;
+        self.keep_deadline(id, deadline)?;
+        self.wake(id)?;
+        self.attach(id)
+    }
+
     fn attach(&self, id: &SandboxId) -> Result<SessionEnds, EngineError> {
         self.known(id)?;
         Session { folder: self.holdings.paths.sandbox(id).dir() }.attach(id)
     }
 
-    fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, EngineError> {
+    fn airlock_sockets(
+        &self,
+        id: &SandboxId,
+        sockets: &[AirlockSocket],
+    ) -> Result<Vec<OwnedFd>, EngineError> {
         self.known(id)?;
         let Some(airlocks) = &self.airlocks else {
             return Err(EngineError::Unsupported { engine: NAME, verb: "make a socket without a network" });
         };
-        if socket == AirlockSocket::FilterLog && !airlocks.logs() {
+        if sockets.contains(&AirlockSocket::FilterLog) && !airlocks.logs() {
             return Err(EngineError::Unsupported { engine: NAME, verb: "log what a packet filter holds up" });
         }
-        airlocks.socket(id, socket).map_err(|error| step("make a socket in the airlock", error))
+        airlocks.sockets(id, sockets).map_err(|error| step("make sockets in the airlock", error))
     }
 
     fn pace(&self, id: &SandboxId, pace: Pace) -> Result<(), EngineError> {
         self.known(id)?;
         let slack = match pace {
-            Pace::Full => {
-                self.wake(id)?;
-                process::DEFAULT_TIMER_SLACK
-            }
+            Pace::Full => process::DEFAULT_TIMER_SLACK,
             Pace::Idle => IDLE_TIMER_SLACK,
             Pace::Still => return self.hold_still(id),
         };

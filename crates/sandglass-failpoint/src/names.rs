@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 96] = [
+pub const NAMES: [&str; 97] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -15,7 +15,6 @@ pub const NAMES: [&str; 96] = [
     "control.pool.host",
     "control.pool.still",
     "control.pool.claim",
-    "control.pool.thaw",
     "control.pool.instead",
     // The unprivileged half, storing a move, before it is stored.
     "control.store.running",
@@ -83,6 +82,9 @@ pub const NAMES: [&str; 96] = [
     "engine.restore.network",
     "engine.restore.memory",
     "engine.restore.save",
+    // The privileged half, letting one go on that was made for nobody.
+    "engine.pool.used",
+    "engine.pool.signal",
     // The privileged half, removing it.
     "engine.remove.begin",
     "engine.remove.kill",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sandglass_egress::enforcer::Enforcer;
 use sandglass_engine::deadline::Deadline;
-use sandglass_engine::engine::Pace;
+use sandglass_engine::engine::SessionEnds;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_engine::{Exit, SandboxSpec};
 use sandglass_store::{SandboxRow, StartPath, TemplateSpec};
@@ -189,11 +189,8 @@ async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
             let unused = SandboxSpec { unused: true, ..spec(row, ends) };
             host.restore(unused, &lease.id().image()).await?;
         }
-        Origin::Taken(..) | Origin::Still => {
-            sandglass_failpoint::hit_async("control.pool.claim").await.map_err(crate::injected)?;
-            host.set_deadline(id, deadline(row, row.end_at, ends)).await?;
-        }
-        Origin::Found => {}
+        // The rest of it is made as well: see `hand_out`.
+        Origin::Taken(..) | Origin::Still | Origin::Found => {}
     }
     Ok(())
 }
@@ -264,6 +261,13 @@ async fn come_up_unused(means: &Means) -> Result<Result<Arc<Live>, Error>, Error
     if stored { Ok(Err(error)) } else { Err(Error::new(ErrorKind::Conflict, "the sandbox was ended")) }
 }
 
+/// Has the host give one to its user that was unused: it goes on, and no further than its user's time.
+async fn hand_out(means: &Means) -> Result<SessionEnds, Error> {
+    let Means { shared, row, ends, .. } = means;
+    sandglass_failpoint::hit_async("control.pool.claim").await.map_err(crate::injected)?;
+    Ok(shared.host.hand_out(&row.id, deadline(row, row.end_at, *ends)).await?)
+}
+
 pub(super) async fn come_up(means: &Means, origin: Origin) -> Result<Arc<Live>, Error> {
     let Means { shared, row, enforcer, gone, tasks, .. } = means;
     let (host, id) = (&shared.host, &row.id);
@@ -290,37 +294,44 @@ pub(super) async fn come_up(means: &Means, origin: Origin) -> Result<Arc<Live>, 
             None
         }
     };
-    sandglass_failpoint::hit_async("control.create.guard").await.map_err(crate::injected)?;
-    // Before anything runs in a new one. A found one lost its listeners with their server, and a restored one runs
-    // already: its packets are reset until they are there.
-    if let Some(enforcer) = enforcer {
-        let egress = &shared.config.egress;
-        agent::guard_airlock(host, id, enforcer, egress, gone, tasks).await?;
-    }
+    // Before anything runs in a new one. A found one lost its listeners with their server, and one with memory runs
+    // already, or goes on at the same time: its packets are reset until they are there.
+    let guarded = async {
+        sandglass_failpoint::hit_async("control.create.guard").await.map_err(crate::injected)?;
+        let Some(enforcer) = enforcer else { return Ok(()) };
+        agent::guard_airlock(host, id, enforcer, &shared.config.egress, gone, tasks).await
+    };
+    let ends = if still {
+        // Both to their ends: whoever removes it after a failure must not meet the other.
+        let (ends, guarded) = tokio::join!(hand_out(means), guarded);
+        guarded.and(ends.map(Some))?
+    } else {
+        guarded.await?;
+        None
+    };
     if starts && !gone.is_cancelled() {
         sandglass_failpoint::hit_async("control.create.start").await.map_err(crate::injected)?;
         host.start(id).await?;
     }
-    if still {
-        sandglass_failpoint::hit_async("control.pool.thaw").await.map_err(crate::injected)?;
-        host.pace(id, Pace::Full).await?;
-    }
     let ready = async {
         sandglass_failpoint::hit_async("control.create.attach").await.map_err(crate::injected)?;
-        let session = agent::attach(host, id, gone, tasks).await?;
+        let session = match ends {
+            Some(ends) => agent::session(ends, gone, tasks)?,
+            None => agent::attach(host, id, gone, tasks).await?,
+        };
         let configure = async || {
             sandglass_failpoint::hit_async("control.create.configure").await.map_err(crate::injected)?;
             let defaults = shared.defaults(row.defaults.as_ref(), &row.template)?;
             agent::configure(&session, row, defaults).await
         };
-        // A new one is still starting, and finds there at once what it shall be.
-        if starts {
+        // A new one is still starting, and finds there at once what it shall be. One that was unused is told so, whatever it says.
+        if starts || still {
             configure().await?;
         }
         let hello = agent::greet(&session, id).await?;
         // One from an image is configured whatever it says: it was another one, or of another generation.
         if restored || hello.generation != row.generation.0 {
-            if !starts {
+            if !starts && !still {
                 configure().await?;
             }
             agent::configured(&session, row).await?;
@@ -328,7 +339,7 @@ pub(super) async fn come_up(means: &Means, origin: Origin) -> Result<Arc<Live>, 
         let line = Line::new(session);
         // It said nothing more before its image was made, and knows nothing of the time in between.
         if restored {
-            agent::thaw(&line).await?;
+            agent::awake(&line).await?;
         }
         let (airlock, connections) = (shared.airlocks().cloned(), Arc::clone(&shared.connections));
         let live = Arc::new(Live::new(row, line, hello.revision, airlock, gone.clone(), connections));

@@ -53,7 +53,7 @@ async fn ports_are_reached_through_the_agent() {
     let mut heard = [0; 4];
     accepted.read_exact(&mut heard).await.unwrap();
     assert_eq!(&heard, b"ping");
-    assert_eq!(world.trouble.calls("airlock_socket"), 0, "there is none to ask for");
+    assert_eq!(world.trouble.calls("airlock_sockets"), 0, "there is none to ask for");
     server.kill(&id).await;
     assert!(live.dial(port).await.is_err());
     world.nothing_left().await;

@@ -96,25 +96,36 @@ async fn one_that_is_not_fit_for_use_is_made_from_the_image_instead() {
     let world = world(1);
     let server = world.start().await.unwrap();
     keep(&server).await;
-    for verb in ["set_deadline", "attach"] {
-        filled(&server, 1).await;
-        // The next one for the pool is made at the same time, and is not to be what fails.
-        let (held, before) = (world.trouble.hold("restore"), world.trouble.calls(verb));
-        world.trouble.fail(verb, [broken()]);
-        let asked = create(&server);
-        let failed = async {
-            eventually("it fails", async || (world.trouble.calls(verb) > before).then_some(())).await;
-            drop(held);
-        };
-        let (row, ()) = tokio::join!(asked, failed);
-        let row = row.unwrap();
-        assert_eq!((row.state, row.start_path), (SandboxState::Running, StartPath::Restore), "{verb}");
-        let events = server.control.events(server.team, &row.id).await.unwrap();
-        let said = events.iter().any(|event| event.detail.contains("could not be handed out"));
-        assert!(said, "{events:?}");
-        assert_eq!(written(&world.home(&row.id).join("identity")).await, format!("{} 3 None\n", row.id));
-        server.kill(&row.id).await;
-    }
+    filled(&server, 1).await;
+    world.trouble.fail("hand_out", [broken()]);
+    let row = create(&server).await.unwrap();
+    assert_eq!((row.state, row.start_path), (SandboxState::Running, StartPath::Restore));
+    let events = server.control.events(server.team, &row.id).await.unwrap();
+    let said = events.iter().any(|event| event.detail.contains("could not be handed out"));
+    assert!(said, "{events:?}");
+    assert_eq!(written(&world.home(&row.id).join("identity")).await, format!("{} 3 None\n", row.id));
+    server.kill(&row.id).await;
+    server.stop().await;
+    world.nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_takes_one_waits_for_nothing_else() {
+    let world = world(2);
+    let server = world.start().await.unwrap();
+    keep(&server).await;
+    filled(&server, 2).await;
+    let calls =
+        || ["hand_out", "attach", "set_deadline", "list", "restore"].map(|verb| world.trouble.calls(verb));
+    let before = calls();
+    let row = create(&server).await.unwrap();
+    // It was so quick that its time is as it was asked for, in the store and with the host.
+    assert_eq!(row.end_at, row.created_at.plus(HOUR));
+    looked(&server).await;
+    assert_eq!(calls(), [before[0] + 1, before[1], before[2], before[3], before[4]]);
+    // The pool is looked at when nobody asks any more.
+    filled(&server, 2).await;
+    server.kill(&row.id).await;
     server.stop().await;
     world.nothing_left().await;
 }

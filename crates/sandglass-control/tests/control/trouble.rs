@@ -170,14 +170,23 @@ impl Engine for Troubled {
         self.engine.list()
     }
 
+    fn hand_out(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<SessionEnds, EngineError> {
+        self.trouble.meet("hand_out")?;
+        self.engine.hand_out(id, deadline)
+    }
+
     fn attach(&self, id: &SandboxId) -> Result<SessionEnds, EngineError> {
         self.trouble.meet("attach")?;
         self.engine.attach(id)
     }
 
-    fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, EngineError> {
-        self.trouble.meet("airlock_socket")?;
-        self.engine.airlock_socket(id, socket)
+    fn airlock_sockets(
+        &self,
+        id: &SandboxId,
+        sockets: &[AirlockSocket],
+    ) -> Result<Vec<OwnedFd>, EngineError> {
+        self.trouble.meet("airlock_sockets")?;
+        self.engine.airlock_sockets(id, sockets)
     }
 
     fn wait(&self, id: &SandboxId) -> Result<Exit, EngineError> {

@@ -37,14 +37,16 @@ impl GvisorEngine {
     }
 
     /// Lets one go on that nobody has used so far: it is somebody's from now on. One that is somebody's already goes on as
-    /// it does.
+    /// it does. The caller holds its lock.
     pub(super) fn wake(&self, id: &SandboxId) -> Result<(), EngineError> {
+        sandglass_failpoint::hit("engine.pool.used")?;
         let folder = self.holdings.paths.sandbox(id);
         if !mark_used(folder.dir()).map_err(|error| step("say that it is used", error))? {
             return Ok(());
         }
         self.turns.made(id, &self.holdings.leaf(id)?);
         let record = self.holdings.record(id)?;
+        sandglass_failpoint::hit("engine.pool.signal")?;
         self.signal(&record, process::Signal::CONT)?;
         if record.progress.is_some() { self.control(id).resume() } else { Ok(()) }
     }

@@ -30,11 +30,11 @@ pub trait Airlocks: Release {
     /// None could be made.
     fn assign(&self, id: &SandboxId) -> Result<PathBuf, AirlockError>;
 
-    /// Makes a socket in its airlock.
+    /// Makes sockets in its airlock: all of them, in this order, or none.
     ///
     /// # Errors
     /// It has no airlock, or the kernel refused.
-    fn socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, AirlockError>;
+    fn sockets(&self, id: &SandboxId, sockets: &[AirlockSocket]) -> Result<Vec<OwnedFd>, AirlockError>;
 
     /// Whether what the packet filters of airlocks hold up is logged.
     fn logs(&self) -> bool;

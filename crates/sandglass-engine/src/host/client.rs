@@ -414,25 +414,46 @@ impl Host {
         }
     }
 
+    /// Gives a sandbox to somebody that was made for nobody, until this deadline, and opens the byte stream of its agent.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn hand_out(
+        &self,
+        id: &SandboxId,
+        deadline: Option<Deadline>,
+    ) -> Result<SessionEnds, HostError> {
+        self.ends(Verb::HandOut { id: id.clone(), deadline }).await
+    }
+
     /// Opens the byte stream of a sandbox's agent.
     ///
     /// # Errors
     /// As all verbs: [`HostError`].
     pub async fn attach(&self, id: &SandboxId) -> Result<SessionEnds, HostError> {
-        let (_, descriptors) = self.ask(Verb::Attach(id.clone())).await?;
+        self.ends(Verb::Attach(id.clone())).await
+    }
+
+    async fn ends(&self, verb: Verb) -> Result<SessionEnds, HostError> {
+        let (_, descriptors) = self.ask(verb).await?;
         let [to_agent, from_agent] =
             <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| HostError::Confused)?;
         Ok(SessionEnds { to_agent, from_agent })
     }
 
-    /// Makes a socket in a sandbox's airlock.
+    /// Makes sockets in a sandbox's airlock, in this order.
     ///
     /// # Errors
     /// As all verbs: [`HostError`].
-    pub async fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, HostError> {
-        let (_, descriptors) = self.ask(Verb::AirlockSocket { id: id.clone(), socket }).await?;
-        let [descriptor] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| HostError::Confused)?;
-        Ok(descriptor)
+    pub async fn airlock_sockets<const N: usize>(
+        &self,
+        id: &SandboxId,
+        sockets: [AirlockSocket; N],
+    ) -> Result<[OwnedFd; N], HostError> {
+        const { assert!(N <= fdpass::MAX_FDS) };
+        let verb = Verb::AirlockSockets { id: id.clone(), sockets: sockets.to_vec() };
+        let (_, descriptors) = self.ask(verb).await?;
+        descriptors.try_into().map_err(|_| HostError::Confused)
     }
 
     /// Waits until the processes of a sandbox are gone.

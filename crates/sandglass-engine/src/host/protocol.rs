@@ -95,14 +95,21 @@ pub enum Verb {
     Stats(SandboxId),
     /// [`crate::Engine::list`].
     List,
+    /// [`crate::Engine::hand_out`]; two descriptors come back as from [`Verb::Attach`].
+    HandOut {
+        /// Which one.
+        id: SandboxId,
+        /// When its time is up.
+        deadline: Option<Deadline>,
+    },
     /// [`crate::Engine::attach`]; two descriptors come back: to the agent, from the agent.
     Attach(SandboxId),
-    /// [`crate::Engine::airlock_socket`]; one descriptor comes back.
-    AirlockSocket {
+    /// [`crate::Engine::airlock_sockets`]; a descriptor for each comes back, in their order.
+    AirlockSockets {
         /// Whose airlock.
         id: SandboxId,
-        /// Which kind of socket.
-        socket: AirlockSocket,
+        /// Which kinds of sockets: at most [`fdpass::MAX_FDS`](sandglass_linux::fdpass::MAX_FDS).
+        sockets: Vec<AirlockSocket>,
     },
     /// [`crate::Engine::pace`].
     Pace {
@@ -141,8 +148,9 @@ impl Verb {
             Self::Destroy(_) => "destroy",
             Self::Stats(_) => "stats",
             Self::List => "list",
+            Self::HandOut { .. } => "hand_out",
             Self::Attach(_) => "attach",
-            Self::AirlockSocket { .. } => "airlock_socket",
+            Self::AirlockSockets { .. } => "airlock_sockets",
             Self::Pace { .. } => "pace",
             Self::Favour(_) => "favour",
             Self::Wait(_) => "wait",

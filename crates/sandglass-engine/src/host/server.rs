@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use sandglass_linux::fdpass;
 
 use super::protocol::{Answer, Call, RefusalKind, Reply, Verb};
-use crate::engine::{Engine, step};
+use crate::engine::{Engine, SessionEnds, step};
 
 /// Verbs under way at one time, [`Verb::Wait`] apart; one more is refused as busy.
 pub(super) const MAX_UNDER_WAY: usize = 64;
@@ -102,6 +102,7 @@ fn take_verbs(
 fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
     let (began, name) = (Instant::now(), verb.name());
     let done = |()| (Answer::Done, Vec::new());
+    let ends = |ends: SessionEnds| (Answer::Done, vec![ends.to_agent, ends.from_agent]);
     let outcome = match verb {
         Verb::Describe => Ok((Answer::Info(engine.info()), Vec::new())),
         Verb::Create(spec) => engine.create(&spec).map(done),
@@ -122,11 +123,13 @@ fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
         Verb::Destroy(id) => engine.destroy(&id).map(done),
         Verb::Stats(id) => engine.stats(&id).map(|stats| (Answer::Stats(stats), Vec::new())),
         Verb::List => engine.list().map(|all| (Answer::List(all), Vec::new())),
-        Verb::Attach(id) => {
-            engine.attach(&id).map(|ends| (Answer::Done, vec![ends.to_agent, ends.from_agent]))
+        Verb::HandOut { id, deadline } => engine.hand_out(&id, deadline).map(ends),
+        Verb::Attach(id) => engine.attach(&id).map(ends),
+        Verb::AirlockSockets { id, sockets } if sockets.len() <= fdpass::MAX_FDS => {
+            engine.airlock_sockets(&id, &sockets).map(|sockets| (Answer::Done, sockets))
         }
-        Verb::AirlockSocket { id, socket } => {
-            engine.airlock_socket(&id, socket).map(|socket| (Answer::Done, vec![socket]))
+        Verb::AirlockSockets { .. } => {
+            return (Answer::refusal(RefusalKind::NotAVerb, "too many sockets".into()), Vec::new());
         }
         Verb::Pace { id, pace } => engine.pace(&id, pace).map(done),
         Verb::Favour(id) => engine.favour(&id).map(done),

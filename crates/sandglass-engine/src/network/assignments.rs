@@ -153,9 +153,9 @@ impl Airlocks for Assignments {
         Ok(self.take(id)?.inner_path()?)
     }
 
-    fn socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, AirlockError> {
+    fn sockets(&self, id: &SandboxId, sockets: &[AirlockSocket]) -> Result<Vec<OwnedFd>, AirlockError> {
         let slot = self.assigned.slot(id)?.ok_or_else(|| io::Error::from(ErrorKind::NotFound))?;
-        Ok(slot.airlock_socket(socket)?)
+        Ok(slot.airlock_sockets(sockets)?)
     }
 
     fn logs(&self) -> bool {
@@ -229,8 +229,8 @@ mod tests {
         first.release(&released).unwrap();
         first.release(&released).unwrap();
         assert_eq!(first.assigned().unwrap(), std::slice::from_ref(&kept));
-        first.socket(&kept, AirlockSocket::DnsUdp).unwrap();
-        assert!(first.socket(&released, AirlockSocket::DnsUdp).is_err());
+        first.sockets(&kept, &[AirlockSocket::DnsUdp]).unwrap();
+        assert!(first.sockets(&released, &[AirlockSocket::DnsUdp]).is_err());
         first.assign(&late).unwrap();
         drop(first);
 

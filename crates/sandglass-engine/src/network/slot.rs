@@ -177,15 +177,16 @@ impl Slot {
         both.map_err(step("open a namespace of the slot"))
     }
 
-    /// Makes a socket inside the airlock: close-on-exec, not blocking. It keeps the airlock alive, so it must be
-    /// closed for the slot to be gone.
+    /// Makes sockets inside the airlock, all or none: close-on-exec, not blocking. They keep the airlock alive, so they must
+    /// be closed for the slot to be gone.
     ///
     /// # Errors
-    /// There is no such slot, or the port is taken by an earlier socket.
-    pub fn airlock_socket(&self, socket: AirlockSocket) -> Result<OwnedFd, NetworkError> {
+    /// There is no such slot, or the port of one is taken by an earlier socket.
+    pub fn airlock_sockets(&self, sockets: &[AirlockSocket]) -> Result<Vec<OwnedFd>, NetworkError> {
         let airlock = self.airlock().map_err(step("open the airlock"))?;
-        let made = airlock.run(|| make_socket(socket)).map_err(step("enter the airlock"))?;
-        made.map_err(step("make a socket in the airlock"))
+        // To enter it takes a thread, so all are made at once.
+        let made = airlock.run(|| sockets.iter().map(|socket| make_socket(*socket)).collect());
+        made.flatten().map_err(step("make sockets in the airlock"))
     }
 
     /// Hands the guest's interface to a network stack outside the kernel, which then has its address to itself: the

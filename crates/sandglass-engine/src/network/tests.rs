@@ -72,6 +72,10 @@ impl Bench {
     }
 }
 
+fn airlock_socket(slot: &Slot, socket: AirlockSocket) -> Result<OwnedFd, NetworkError> {
+    Ok(slot.airlock_sockets(&[socket])?.remove(0))
+}
+
 impl Drop for Bench {
     fn drop(&mut self) {
         for name in self.pin_names() {
@@ -136,7 +140,7 @@ fn connect_from_guest(
 fn a_name_query_to_any_address_reaches_the_server_and_its_answer_comes_back() {
     let bench = Bench::new();
     let slot = bench.slot();
-    let server = udp(slot.airlock_socket(AirlockSocket::DnsUdp).unwrap());
+    let server = udp(airlock_socket(&slot, AirlockSocket::DnsUdp).unwrap());
     let guest = guest_udp(&slot, &bench);
     let mut buffer = [0; 64];
     // One socket for several name servers, as some resolvers do, the airlock's own address included.
@@ -173,7 +177,7 @@ fn exchange(guest: &mut TcpStream, server: &mut TcpStream) {
 fn a_name_query_over_tcp_reaches_the_server() {
     let bench = Bench::new();
     let slot = bench.slot();
-    let server = TcpListener::from(slot.airlock_socket(AirlockSocket::DnsTcp).unwrap());
+    let server = TcpListener::from(airlock_socket(&slot, AirlockSocket::DnsTcp).unwrap());
     server.set_nonblocking(false).unwrap();
     let (guest, _) = connect_from_guest(&bench, &slot, "8.8.8.8:53", PATIENCE);
     let mut guest = guest.unwrap();
@@ -226,7 +230,7 @@ fn a_connection_without_a_server_is_reset() {
 }
 
 fn egress(slot: &Slot) -> TcpListener {
-    let server = TcpListener::from(slot.airlock_socket(AirlockSocket::TcpEgress).unwrap());
+    let server = TcpListener::from(airlock_socket(slot, AirlockSocket::TcpEgress).unwrap());
     server.set_nonblocking(false).unwrap();
     server
 }
@@ -302,11 +306,11 @@ fn a_guest_has_a_bounded_number_of_connections() {
         held.push((guest, server.accept().unwrap().0));
     }
     let one_more = || connect_from_guest(&bench, &slot, "93.184.216.34:443", PATIENCE).0;
-    let log = slot.airlock_socket(AirlockSocket::FilterLog).unwrap();
+    let log = airlock_socket(&slot, AirlockSocket::FilterLog).unwrap();
     assert_eq!(one_more().unwrap_err().kind(), ErrorKind::ConnectionRefused);
     logged(&log, &[("connections", "93.184.216.34:443")]);
     // Names are still answered, and the place of one that ended is free again.
-    let names = TcpListener::from(slot.airlock_socket(AirlockSocket::DnsTcp).unwrap());
+    let names = TcpListener::from(airlock_socket(&slot, AirlockSocket::DnsTcp).unwrap());
     connect_from_guest(&bench, &slot, "8.8.8.8:53", PATIENCE).0.unwrap();
     drop(names);
     let (guest, accepted) = held.pop().unwrap();
@@ -323,7 +327,7 @@ fn datagrams_to_other_ports_vanish() {
     let bench = Bench::new();
     let slot = bench.slot();
     let airlock = bench.airlock(&slot);
-    let server = udp(slot.airlock_socket(AirlockSocket::DnsUdp).unwrap());
+    let server = udp(airlock_socket(&slot, AirlockSocket::DnsUdp).unwrap());
     let victim = airlock.run(|| UdpSocket::bind("0.0.0.0:9999").unwrap()).unwrap();
     victim.set_nonblocking(true).unwrap();
     let guest = guest_udp(&slot, &bench);
@@ -351,7 +355,7 @@ fn pings_vanish() {
     let bench = Bench::new();
     let slot = bench.slot();
     let airlock = bench.airlock(&slot);
-    let server = udp(slot.airlock_socket(AirlockSocket::DnsUdp).unwrap());
+    let server = udp(airlock_socket(&slot, AirlockSocket::DnsUdp).unwrap());
     let guest = guest_udp(&slot, &bench);
     let ping = bench.guest(&slot, || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -385,7 +389,7 @@ fn ipv6_is_off_inside_and_dead_outside() {
     let bench = Bench::new();
     let slot = bench.slot();
     let airlock = bench.airlock(&slot);
-    let server = udp(slot.airlock_socket(AirlockSocket::DnsUdp).unwrap());
+    let server = udp(airlock_socket(&slot, AirlockSocket::DnsUdp).unwrap());
     let guest = guest_udp(&slot, &bench);
     bench.guest(&slot, || {
         for to in ["[::1]:80", "[2001:db8::1]:80", "[fe80::1]:80"] {
@@ -440,7 +444,7 @@ fn ipv6_is_off_inside_and_dead_outside() {
 fn a_foreign_source_address_is_dropped() {
     let bench = Bench::new();
     let slot = bench.slot();
-    let server = udp(slot.airlock_socket(AirlockSocket::DnsUdp).unwrap());
+    let server = udp(airlock_socket(&slot, AirlockSocket::DnsUdp).unwrap());
     let guest = guest_udp(&slot, &bench);
     let send = |source: [u8; 4], text: &[u8; 8]| {
         // IPv4 header: 20 bytes, time to live 64, UDP; length and checksum are filled in by the kernel.
@@ -478,7 +482,7 @@ fn the_server_reaches_the_guest_and_nothing_else() {
     let own = airlock.run(|| TcpListener::bind("0.0.0.0:8081").unwrap()).unwrap();
 
     let connect = |to: &str| {
-        let fd = slot.airlock_socket(AirlockSocket::TcpToGuest).unwrap();
+        let fd = airlock_socket(&slot, AirlockSocket::TcpToGuest).unwrap();
         let to: SocketAddrV4 = to.parse().unwrap();
         // Not blocking, as it is made; the outcome is waited for with a bound.
         match rustix::net::connect(&fd, &to) {
@@ -528,7 +532,7 @@ fn the_server_reaches_the_guest_and_nothing_else() {
 fn two_slots_with_the_same_addresses_do_not_meet() {
     let bench = Bench::new();
     let slots = [bench.slot(), bench.slot()];
-    let servers = slots.each_ref().map(|slot| udp(slot.airlock_socket(AirlockSocket::DnsUdp).unwrap()));
+    let servers = slots.each_ref().map(|slot| udp(airlock_socket(slot, AirlockSocket::DnsUdp).unwrap()));
     let guests = slots.each_ref().map(|slot| guest_udp(slot, &bench));
     let mut buffer = [0; 64];
     for (guest, text) in guests.iter().zip([b"from 0", b"from 1"]) {
@@ -585,7 +589,7 @@ fn a_flood_of_queries_costs_the_machine_little() {
     let bench = Bench::new();
     let slot = bench.slot();
     let airlock = bench.airlock(&slot);
-    let server = udp(slot.airlock_socket(AirlockSocket::DnsUdp).unwrap());
+    let server = udp(airlock_socket(&slot, AirlockSocket::DnsUdp).unwrap());
     let start = Instant::now();
     bench.guest(&slot, || {
         for _ in 0..4000 {
@@ -644,7 +648,7 @@ fn nothing_is_left_of_a_destroyed_slot() {
         |inode: u64| fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&format!("net:[{inode}]"));
     assert!(mounted(inner) && mounted(airlock));
 
-    let socket = udp(slot.airlock_socket(AirlockSocket::DnsUdp).unwrap());
+    let socket = udp(airlock_socket(&slot, AirlockSocket::DnsUdp).unwrap());
     let guest = guest_udp(&slot, &bench);
     fence(&guest, &socket);
     slot.destroy().unwrap();
@@ -665,7 +669,7 @@ fn nothing_is_left_of_a_destroyed_slot() {
     assert!(canaries[1].ends());
 
     slot.destroy().unwrap();
-    assert!(slot.airlock_socket(AirlockSocket::DnsUdp).is_err());
+    assert!(airlock_socket(&slot, AirlockSocket::DnsUdp).is_err());
     assert!(slot.inodes().is_err());
 }
 
@@ -678,12 +682,12 @@ fn a_slot_is_found_again_by_name() {
     assert!(Slot::list(&bench.pins, &bench.instance).unwrap().iter().eq([&name]));
     assert!(Slot::list(&bench.pins, &InstanceId::random()).unwrap().is_empty());
     let slot = Slot::reopen(&bench.pins, &name).unwrap();
-    let server = udp(slot.airlock_socket(AirlockSocket::DnsUdp).unwrap());
+    let server = udp(airlock_socket(&slot, AirlockSocket::DnsUdp).unwrap());
     fence(&guest_udp(&slot, &bench), &server);
     // The port is free again once the socket is closed, as after the death of a server.
-    assert!(slot.airlock_socket(AirlockSocket::DnsUdp).is_err());
+    assert!(airlock_socket(&slot, AirlockSocket::DnsUdp).is_err());
     drop(server);
-    slot.airlock_socket(AirlockSocket::DnsUdp).unwrap();
+    airlock_socket(&slot, AirlockSocket::DnsUdp).unwrap();
     assert_eq!(slot.inner_path().unwrap(), bench.pins.path(&format!("{name}-in")).unwrap());
 
     bench.pins.unpin(&name.airlock_pin()).unwrap();
@@ -704,7 +708,7 @@ fn sockets_of_the_airlock_do_not_block_and_close_on_exec() {
         AirlockSocket::FilterLog,
         AirlockSocket::TcpToGuest,
     ] {
-        let fd = slot.airlock_socket(kind).unwrap();
+        let fd = airlock_socket(&slot, kind).unwrap();
         assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         assert!(rustix::fs::fcntl_getfl(&fd).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
         assert_eq!(Netns::of_socket(&fd).unwrap().inode().unwrap(), airlock);
@@ -729,7 +733,7 @@ fn the_pool_gives_each_slot_once_and_refills() {
     let mut taken = HashSet::new();
     for _ in 0..5 {
         let slot = pool.take().unwrap();
-        let server = udp(slot.airlock_socket(AirlockSocket::DnsUdp).unwrap());
+        let server = udp(airlock_socket(&slot, AirlockSocket::DnsUdp).unwrap());
         fence(&guest_udp(&slot, &bench), &server);
         assert!(taken.insert(slot.name().clone()), "given twice");
     }

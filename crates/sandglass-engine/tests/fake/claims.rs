@@ -134,12 +134,20 @@ impl Engine for Liar {
         self.inner.list()
     }
 
+    fn hand_out(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<SessionEnds, EngineError> {
+        self.inner.hand_out(id, deadline)
+    }
+
     fn attach(&self, id: &SandboxId) -> Result<SessionEnds, EngineError> {
         self.inner.attach(id)
     }
 
-    fn airlock_socket(&self, id: &SandboxId, socket: AirlockSocket) -> Result<OwnedFd, EngineError> {
-        self.inner.airlock_socket(id, socket)
+    fn airlock_sockets(
+        &self,
+        id: &SandboxId,
+        sockets: &[AirlockSocket],
+    ) -> Result<Vec<OwnedFd>, EngineError> {
+        self.inner.airlock_sockets(id, sockets)
     }
 
     fn wait(&self, id: &SandboxId) -> Result<Exit, EngineError> {

@@ -10,7 +10,8 @@ use sandglass_types::SandboxId;
 use crate::fixture::{Fixture, by_both, spec};
 
 fn reaches_the_airlock(fixture: &Fixture, id: &SandboxId, agent: &LineAgent) {
-    let socket = UdpSocket::from(fixture.engine().airlock_socket(id, AirlockSocket::DnsUdp).unwrap());
+    let socket =
+        UdpSocket::from(fixture.engine().airlock_sockets(id, &[AirlockSocket::DnsUdp]).unwrap().remove(0));
     socket.set_nonblocking(false).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     agent.send("busybox timeout 5 busybox nslookup example.com >/dev/null 2>&1 &");

@@ -61,7 +61,8 @@ pub(super) fn nothing_of_the_machine_is_reached(fixture: &mut Fixture<'_>) {
 }
 
 fn reaches_the_airlock(fixture: &Fixture<'_>, id: &SandboxId, agent: &LineAgent) {
-    let socket = UdpSocket::from(fixture.engine().airlock_socket(id, AirlockSocket::DnsUdp).unwrap());
+    let socket =
+        UdpSocket::from(fixture.engine().airlock_sockets(id, &[AirlockSocket::DnsUdp]).unwrap().remove(0));
     socket.set_nonblocking(false).unwrap();
     socket.set_read_timeout(Some(ANSWER)).unwrap();
     agent.send("busybox timeout 5 busybox nslookup example.com >/dev/null 2>&1 &");
@@ -100,7 +101,7 @@ pub(super) fn a_guest_is_reached_by_the_server_alone(fixture: &mut Fixture<'_>) 
     };
     // A proxy of the machine's own may take the connection, but nobody answers it.
     assert_ne!(direct().unwrap_or_default(), GUEST_SAYS);
-    let socket = fixture.engine().airlock_socket(&spec.id, AirlockSocket::TcpToGuest).unwrap();
+    let socket = fixture.engine().airlock_sockets(&spec.id, &[AirlockSocket::TcpToGuest]).unwrap().remove(0);
     rustix::io::ioctl_fionbio(&socket, false).unwrap();
     rustix::net::connect(&socket, &to).unwrap();
     let mut stream = TcpStream::from(socket);

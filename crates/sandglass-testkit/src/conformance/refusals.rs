@@ -35,7 +35,7 @@ pub(super) fn check(fixture: &mut Fixture<'_>, feature: Feature) {
                 AirlockSocket::FilterLog,
                 AirlockSocket::TcpToGuest,
             ] {
-                let result = engine.airlock_socket(&spec.id, socket);
+                let result = engine.airlock_sockets(&spec.id, &[socket]);
                 assert!(matches!(result, Err(EngineError::Unsupported { .. })), "{result:?}");
             }
         }

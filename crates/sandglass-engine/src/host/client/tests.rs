@@ -115,9 +115,18 @@ impl Engine for ListEngine {
         Ok(SessionEnds { to_agent, from_agent })
     }
 
-    fn airlock_socket(&self, id: &SandboxId, _: AirlockSocket) -> Result<OwnedFd, EngineError> {
+    fn hand_out(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<SessionEnds, EngineError> {
+        self.set_deadline(id, deadline)?;
+        self.attach(id)
+    }
+
+    fn airlock_sockets(
+        &self,
+        id: &SandboxId,
+        sockets: &[AirlockSocket],
+    ) -> Result<Vec<OwnedFd>, EngineError> {
         self.require(id)?;
-        Ok(fdpass::pair().unwrap().0)
+        Ok(sockets.iter().map(|_| fdpass::pair().unwrap().0).collect())
     }
 
     fn wait(&self, id: &SandboxId) -> Result<Exit, EngineError> {
@@ -184,10 +193,11 @@ async fn every_verb_reaches_the_engine_and_its_answer_comes_back() {
     assert_eq!(host.list().await.unwrap(), [(id.clone(), Presence::Running)]);
     host.start(&id).await.unwrap();
     assert_eq!(host.stats(&id).await.unwrap().processes, 3);
-    let ends = host.attach(&id).await.unwrap();
-    fdpass::send(&ends.to_agent, b"hello", &[]).unwrap();
-    assert_eq!(fdpass::recv(&ends.from_agent).unwrap().unwrap().message, b"hello");
-    host.airlock_socket(&id, AirlockSocket::DnsUdp).await.unwrap();
+    for ends in [host.attach(&id).await.unwrap(), host.hand_out(&id, None).await.unwrap()] {
+        fdpass::send(&ends.to_agent, b"hello", &[]).unwrap();
+        assert_eq!(fdpass::recv(&ends.from_agent).unwrap().unwrap().message, b"hello");
+    }
+    host.airlock_sockets(&id, [AirlockSocket::DnsUdp; fdpass::MAX_FDS]).await.unwrap();
     // More than any one packet can tell of.
     let many: Vec<_> = std::iter::repeat_with(SandboxId::random).take(2 * MAX_MEASURED + 1).collect();
     let measured = host.footprints(&many).await.unwrap();
@@ -240,6 +250,15 @@ fn what_is_not_a_verb_is_refused_and_changes_nothing() {
         let refused = matches!(reply.answer, Answer::Refused { kind: RefusalKind::NotAVerb, .. });
         assert!(refused && reply.seq == 0, "{reply:?}");
     }
+    // As many sockets as go into one answer.
+    let sockets = |count: usize| {
+        let sockets = vec![AirlockSocket::DnsUdp; count];
+        let call = Call { seq: 5, verb: Verb::AirlockSockets { id: SandboxId::random(), sockets } };
+        ask(&serde_json::to_vec(&call).unwrap(), &[]).answer
+    };
+    let refused = |answer, wanted| matches!(answer, Answer::Refused { kind, .. } if kind == wanted);
+    assert!(refused(sockets(fdpass::MAX_FDS), RefusalKind::NotFound));
+    assert!(refused(sockets(fdpass::MAX_FDS + 1), RefusalKind::NotAVerb));
     // Descriptors that no verb wants are closed, and the verb is done.
     let (smuggled, other_end) = std::io::pipe().map(|(read, write)| (write, read)).unwrap();
     let reply = ask(br#"{"seq":9,"verb":"list"}"#, &[std::os::fd::AsFd::as_fd(&smuggled)]);

@@ -36,10 +36,10 @@ fn what_the_filter_holds_up_is_logged_and_the_rest_is_not() {
     try_log().unwrap();
     let bench = Bench::new();
     let slot = bench.slot();
-    let names = udp(slot.airlock_socket(AirlockSocket::DnsUdp).unwrap());
+    let names = udp(airlock_socket(&slot, AirlockSocket::DnsUdp).unwrap());
     let _egress = egress(&slot);
-    let log = slot.airlock_socket(AirlockSocket::FilterLog).unwrap();
-    slot.airlock_socket(AirlockSocket::FilterLog).unwrap_err();
+    let log = airlock_socket(&slot, AirlockSocket::FilterLog).unwrap();
+    airlock_socket(&slot, AirlockSocket::FilterLog).unwrap_err();
     let guest = guest_udp(&slot, &bench);
     connect_from_guest(&bench, &slot, "93.184.216.34:443", PATIENCE).0.unwrap();
     fence(&guest, &names);
@@ -51,7 +51,7 @@ fn what_the_filter_holds_up_is_logged_and_the_rest_is_not() {
 
     // The next server's, once that of the one before is closed.
     drop(log);
-    let log = slot.airlock_socket(AirlockSocket::FilterLog).unwrap();
+    let log = airlock_socket(&slot, AirlockSocket::FilterLog).unwrap();
     connect_from_guest(&bench, &slot, "10.11.12.1:22", PATIENCE).0.unwrap_err();
     logged(&log, &[("never", "10.11.12.1:22")]);
 }
