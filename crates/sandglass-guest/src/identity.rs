@@ -12,6 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::hooks::HookError;
 use crate::init::RUN_DIR;
+use crate::settings::Settings;
 
 /// Upper bound for `/etc/hosts` as it was before, in bytes.
 const MAX_HOSTS: usize = 64 * 1024;
@@ -152,18 +153,45 @@ fn read(path: &Path, limit: usize) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Makes the machine say whose sandbox it is; for process 1 of a sandbox, whose machine it is. One that was a copy of
-/// another's until now is told so by `is_other`. Blocks.
+/// Whose the machine was until now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Was {
+    /// Nobody's.
+    New,
+    /// Another sandbox's, of which this one is a copy.
+    Another,
+    /// The same one's: its files say so already.
+    Same,
+}
+
+impl Was {
+    /// What it was with the settings `before`, and is with these.
+    pub(crate) fn of(before: Option<&Settings>, now: &Settings) -> Self {
+        match before {
+            None => Self::New,
+            Some(before) if before.sandbox_id() != now.sandbox_id() => Self::Another,
+            Some(before) if before.identity() == now.identity() => Self::Same,
+            Some(_) => Self::New,
+        }
+    }
+}
+
+/// Makes the machine say whose sandbox it is; for process 1 of a sandbox, whose machine it is. Somebody waits for one that
+/// comes back, so what it says already is left alone. Blocks.
 ///
 /// # Errors
 /// The step that failed.
-pub(crate) fn apply(configure: &Configure, is_other: bool) -> Result<(), ConfigureError> {
+pub(crate) fn apply(configure: &Configure, was: Was) -> Result<(), ConfigureError> {
     let step = |step| move |source| ConfigureError::Step { step, source };
     rustix::system::sethostname(configure.sandbox_id.as_bytes())
         .map_err(io::Error::from)
         .map_err(step("setting the host name"))?;
-    write_files(configure, Path::new("/"))?;
-    if is_other {
+    let root = Path::new("/");
+    if was != Was::Same {
+        write_files(configure, root)?;
+    }
+    write_generation(configure, root)?;
+    if was == Was::Another {
         renew_boot_id().map_err(step("changing the boot id"))?;
     }
     Ok(())
@@ -214,9 +242,6 @@ fn write_files(configure: &Configure, root: &Path) -> Result<(), ConfigureError>
     put(&path, &hosts(&String::from_utf8_lossy(&before), name)).map_err(step("writing /etc/hosts"))?;
     let machine = format!("{}\n", machine_id(name));
     put(&root.join("etc/machine-id"), &machine).map_err(step("writing /etc/machine-id"))?;
-    // In the agent's own folder, which is there before anything else is.
-    let generation = format!("{}\n", configure.generation);
-    put(&root.join("run/sandglass/generation"), &generation).map_err(step("writing the generation"))?;
     let dir = root.join("run/e2b");
     fs::create_dir_all(&dir).map_err(step("making /run/e2b"))?;
     for (file, value) in
@@ -225,6 +250,13 @@ fn write_files(configure: &Configure, root: &Path) -> Result<(), ConfigureError>
         put(&dir.join(file), value).map_err(step("writing /run/e2b"))?;
     }
     Ok(())
+}
+
+/// Into the agent's own folder, which is there before anything else is.
+fn write_generation(configure: &Configure, root: &Path) -> Result<(), ConfigureError> {
+    let generation = format!("{}\n", configure.generation);
+    put(&root.join("run/sandglass/generation"), &generation)
+        .map_err(|source| ConfigureError::Step { step: "writing the generation", source })
 }
 
 #[cfg(test)]
@@ -266,6 +298,21 @@ mod tests {
     }
 
     #[test]
+    fn whose_a_machine_was_is_told_by_all_that_its_files_say() {
+        let before = Settings::new(configure(None));
+        let with = |change: fn(&mut Configure)| {
+            let mut changed = configure(Some("token"));
+            changed.generation = 2;
+            change(&mut changed);
+            Settings::new(changed)
+        };
+        assert_eq!(Was::of(None, &before), Was::New);
+        assert_eq!(Was::of(Some(&before), &with(|_| {})), Was::Same);
+        assert_eq!(Was::of(Some(&before), &with(|c| c.sandbox_id = "another".into())), Was::Another);
+        assert_eq!(Was::of(Some(&before), &with(|c| c.template_id = "another".into())), Was::New);
+    }
+
+    #[test]
     fn every_sandbox_is_another_machine() {
         assert_eq!(machine_id("a"), machine_id("a"));
         assert_ne!(machine_id("a"), machine_id("b"));
@@ -283,18 +330,22 @@ mod tests {
             ["etc/hostname", "etc/hosts", "etc/machine-id", "run/sandglass/generation"]
                 .map(|file| fs::metadata(root.path().join(file)).unwrap().ino())
         };
+        let write = |configure: &Configure| {
+            write_files(configure, root.path()).unwrap();
+            write_generation(configure, root.path()).unwrap();
+        };
         let mut configure = configure(None);
-        write_files(&configure, root.path()).unwrap();
+        write(&configure);
         let before = inodes();
-        write_files(&configure, root.path()).unwrap();
+        write(&configure);
         assert_eq!(inodes(), before);
         configure.generation = 2;
-        write_files(&configure, root.path()).unwrap();
+        write(&configure);
         assert_eq!(inodes()[..3], before[..3]);
         assert_ne!(inodes()[3], before[3]);
         // What only begins as it should is another.
         fs::write(root.path().join("etc/hostname"), "s\nmore").unwrap();
-        write_files(&configure, root.path()).unwrap();
+        write(&configure);
         assert_eq!(fs::read_to_string(root.path().join("etc/hostname")).unwrap(), "s\n");
     }
 
@@ -310,6 +361,7 @@ mod tests {
             std::os::unix::fs::symlink(&precious, etc.join(name)).unwrap();
         }
         write_files(&configure(None), root.path()).unwrap();
+        write_generation(&configure(None), root.path()).unwrap();
         assert_eq!(fs::read_to_string(&precious).unwrap(), "untouched");
         assert_eq!(fs::read_to_string(etc.join("hostname")).unwrap(), "s\n");
         assert_eq!(fs::read_to_string(root.path().join("run/e2b/.E2B_TEMPLATE_ID")).unwrap(), "base");

@@ -10,7 +10,7 @@ use sandglass_proto::session::{AgentEvent, AgentSession, Incoming, ResetCode, Se
 use tokio::net::TcpStream;
 
 use crate::agent::Agent;
-use crate::identity::{self, ConfigureError};
+use crate::identity::{self, ConfigureError, Was};
 use crate::process::Origin;
 use crate::settings::Settings;
 use crate::{deleted, hooks, http, log};
@@ -121,10 +121,10 @@ async fn put_in_force(agent: &Arc<Agent>, configure: Configure) -> Result<(), Co
     }
     // Otherwise the machine is not this sandbox's.
     if agent.sole_user.is_none() {
-        let is_other = before.as_ref().is_some_and(|before| before.sandbox_id() != configure.sandbox_id);
+        let was = Was::of(before.as_deref(), &settings);
         let is_back = before.is_some() && configure.generation > current;
-        agent.blocking.run(move || identity::apply(&configure, is_other)).await?;
-        if is_back || is_other {
+        agent.blocking.run(move || identity::apply(&configure, was)).await?;
+        if is_back || was == Was::Another {
             hooks::run(agent, &settings).await?;
         }
     }
