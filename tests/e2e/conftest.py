@@ -129,11 +129,11 @@ def empty(server):
     server.stop()
 
 
-def serving_on(mount, *what):
+def serving_on(mount, *what, options=()):
     """A server whose data folder is on a file system of its own, which is mounted for it."""
     mount.mkdir()
     subprocess.run(["mount", *what, mount], check=True)
-    server = Server(mount / "data")
+    server = Server(mount / "data", *options)
     try:
         yield server.start()
     finally:
@@ -149,17 +149,21 @@ def cramped_server(work_folder):
     yield from serving_on(work_folder / "cramped", "-t", "tmpfs", "-o", "size=256m", "none")
 
 
-@pytest.fixture
-def sharing_server(work_folder):
+def serving_with_reflinks(work_folder, options=()):
     """A server whose data folder is on a file system where files share blocks."""
     image = work_folder / "sharing.img"
     with image.open("wb") as file:
         file.truncate(4 << 30)
     subprocess.run(["mkfs.xfs", "-q", "-m", "reflink=1", image], check=True)
     try:
-        yield from serving_on(work_folder / "sharing", "-o", "loop", image)
+        yield from serving_on(work_folder / "sharing", "-o", "loop", image, options=options)
     finally:
         image.unlink()
+
+
+@pytest.fixture
+def sharing_server(work_folder):
+    yield from serving_with_reflinks(work_folder)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ Here all points of a kind hang in one server, a request at each, and then it die
 
 import os
 
+import httpx
 import pytest
 from conftest import empty
 from faults import (
@@ -50,6 +51,8 @@ MEMORY_ALONE = ("engine.image.checkpoint", "control.resume.host", "engine.restor
 FILES_ALONE = ("control.resume.boot",)
 # One to make a snapshot or a fork of it, one to make a sandbox from that, and one to delete it.
 COPY = ("control.snapshot.", "control.fork.", "control.copy.", "engine.flush.")
+# What is done with a snapshot that nobody has used for long, and for who wants it then.
+COLD = ("control.compress.", "engine.compress.", "control.expand.", "engine.expand.")
 # Which none of them does: see the tests of the watchdog, those of templates, and the engine's of the cache folder.
 ELSEWHERE = ("control.pool.", "engine.pool.", "engine.cache.", "control.deadline.", "control.template.", "watchdog.")
 
@@ -75,7 +78,7 @@ def armed(points: list[str], action: str) -> str:
 def test_every_point_is_driven_by_something():
     assert len(NAMES) > 50
     for name in NAMES:
-        kinds = (CREATE, KILL, PAUSE, AHEAD, RESUME, FILES_ALONE, COPY, START, ELSEWHERE)
+        kinds = (CREATE, KILL, PAUSE, AHEAD, RESUME, FILES_ALONE, COPY, COLD, START, ELSEWHERE)
         assert sum(name in of(*kind) for kind in kinds) == 1, name
 
 
@@ -454,6 +457,93 @@ def test_each_step_of_a_snapshot_and_of_a_fork_fails_once(stopped_server):
     server.assert_nothing_left()
 
 
+@pytest.fixture
+def chilly_server(servers, tmp_path):
+    """One that compresses snapshots which nobody has used for a second."""
+    server = configured(servers, tmp_path, "[snapshots]\ncompress_after_seconds = 1\n")
+    server.stop()
+    yield server
+    empty(server)
+
+
+def is_compressed(server, snapshot: str) -> bool:
+    found = httpx.get(f"{server.url}/v1/snapshots/{snapshot}", headers=server.headers, timeout=PATIENCE)
+    return found.json()["disk"]["compressed"]
+
+
+def changes_of_form() -> list:
+    """The points of one run, and who dies there. Alone, the privileged half waits for each of its steps that hangs."""
+    few = [name for name in of(*COLD) if name.startswith("control.") or name.endswith(".swap")]
+    runs = [(of(*COLD), "host"), (of(*COLD), "both"), (few, "serve")]
+    if EACH:
+        return [([name], victim) for name in of(*COLD) for victim in VICTIMS]
+    return [pytest.param(*run, id=run[1]) for run in runs]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("points", "victim"), changes_of_form())
+def test_killed_while_a_snapshot_changes_its_form(chilly_server, points, victim):
+    """The server dies at each step on the way to the other form and back: there is one of both, with all that was in it."""
+    server = chilly_server
+    server.start()
+    id = create(server, new_tag()).json()["sandboxID"]
+    remember(server, id)
+    for point in points:
+        server.stop()
+        log_from = log_size(server)
+        server.start(armed([point], "hang"))
+        made = snapshot(server, id).json()["snapshotID"].split(":")[0]
+        attempt = None
+        if ".expand." in point:
+            until(lambda: is_compressed(server, made), within=PATIENCE, what="it is compressed")
+            attempt = Attempt(create, server, new_tag(), PATIENCE, made)
+        until(lambda: reached(server, log_from) == [point], within=PATIENCE, what=f"{point} is reached")
+        crash(server, victim)
+        server.start()
+
+        if attempt is not None:
+            attempt.join(PATIENCE)
+            assert not attempt.succeeded, "an answer came from a dead server"
+        assert images(server) == [made] == snapshots(server), f"something else is left at {point}"
+        child = create(server, new_tag(), of=made)
+        assert child.status_code == 201 and remembers(server, child.json()["sandboxID"]), (point, child.text)
+        assert kill(server, child.json()["sandboxID"]).status_code == 204
+        # Nothing of the last try is in the way of the next one.
+        until(lambda: is_compressed(server, made), within=PATIENCE, what="it is compressed")
+        assert delete(server, made).status_code == 204
+        until(lambda: images(server) == [], within=PATIENCE, what="no image to be left")
+    assert remembers(server, id)
+    assert kill(server, id).status_code == 204
+    assert all(row.state in ("running", "ended") for row in settled(server))
+    server.assert_nothing_left()
+
+
+@pytest.mark.timeout(300)
+def test_each_step_to_the_other_form_of_a_snapshot_and_back_fails_once(chilly_server):
+    server, log_from = chilly_server, log_size(chilly_server)
+    server.start()
+    id = create(server, new_tag()).json()["sandboxID"]
+    remember(server, id)
+    for point in of(*COLD):
+        server.stop()
+        server.start(armed([point], "error"))
+        made = snapshot(server, id).json()["snapshotID"].split(":")[0]
+        failed = lambda: f"the failpoint {point} made".encode() in server.log_path.read_bytes()[log_from:]  # noqa: E731
+        if ".expand." in point:
+            until(lambda: is_compressed(server, made), within=PATIENCE, what="it is compressed")
+            refused = create(server, new_tag(), of=made)
+            assert refused.status_code == 500, refused.text
+        until(failed, within=PATIENCE, what=f"{point} fails")
+        assert images(server) == [made], f"something is left aside at {point}"
+        child = create(server, new_tag(), of=made)
+        assert child.status_code == 201 and remembers(server, child.json()["sandboxID"]), (point, child.text)
+        assert kill(server, child.json()["sandboxID"]).status_code == 204
+        assert delete(server, made).status_code == 204
+    assert kill(server, id).status_code == 204
+    settled(server)
+    server.assert_nothing_left()
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["serve", "both"])
 def test_killed_while_clearing_up(stopped_server, victim):
@@ -486,8 +576,6 @@ def test_killed_while_clearing_up(stopped_server, victim):
 
 
 def is_up(server) -> bool:
-    import httpx
-
     try:
         return httpx.get(f"{server.url}/health", timeout=1).is_success
     except httpx.HTTPError:

@@ -336,7 +336,7 @@ impl Backend for Fake {
     /// The first of them is in use, and the last is gone.
     async fn disk_use(&self, images: &[SnapshotId]) -> Result<BTreeMap<SnapshotId, DiskUse>, Error> {
         let snapshots = self.snapshots.lock().unwrap();
-        let footprint = Footprint { bytes: 4096, unique_bytes: 1024, exact: true };
+        let footprint = Footprint { bytes: 4096, unique_bytes: 1024, exact: true, compressed: false };
         let found = images.iter().filter_map(|id| {
             let at = snapshots.iter().position(|row| row.id == *id)?;
             (at < 2).then(|| (id.clone(), DiskUse { footprint, in_use: at == 0 }))

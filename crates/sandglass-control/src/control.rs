@@ -1,5 +1,6 @@
 //! The verbs of the product, as the API calls them.
 
+mod cold;
 mod logs;
 mod pools;
 mod samples;
@@ -104,6 +105,8 @@ pub struct Config {
     pub keep_audit: Duration,
     /// Which snapshots are kept that have no name.
     pub keep_snapshots: Kept,
+    /// How long nobody has used a snapshot when it is compressed, if that is done at all.
+    pub compress_after: Option<Duration>,
     /// Where the memory of the machine and of this server is read, for who watches it.
     pub probes: Option<Arc<Probes>>,
 }
@@ -197,6 +200,8 @@ impl Control {
         control.0.tasks.spawn(async move { keeper.keep_pools().await });
         let sampler = control.clone();
         control.0.tasks.spawn(async move { sampler.keep_sampling().await });
+        let compressor = control.clone();
+        control.0.tasks.spawn(async move { compressor.keep_compressing().await });
         Ok(control)
     }
 

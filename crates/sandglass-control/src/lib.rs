@@ -9,6 +9,7 @@ mod admission;
 mod agent;
 mod ahead;
 mod auto_resume;
+mod cold;
 mod command;
 pub mod control;
 mod definition;

@@ -391,7 +391,7 @@ mod tests {
         let probes = Probes::open(std::process::id()).unwrap();
         let sandboxes = [(SandboxState::Running, 7)];
         let mut images = ImageTotals::new(5);
-        let footprint = Footprint { bytes: 4, unique_bytes: 1, exact: true };
+        let footprint = Footprint { bytes: 4, unique_bytes: 1, exact: true, compressed: false };
         for found in [Some(&footprint), Some(&footprint), None] {
             images.add(ImageKind::Snapshot, found);
         }

@@ -129,10 +129,15 @@ pub(crate) async fn yield_room(shared: &Arc<Shared>) -> Result<(), Error> {
     }
 }
 
+/// Why the host refused, if that is behind this error.
+pub(crate) fn refusal(error: &Error) -> Option<RefusalKind> {
+    let host = error.source().and_then(|source| source.downcast_ref::<HostError>());
+    host.and_then(HostError::refusal)
+}
+
 /// Whether this is a host that lacks something which others may have.
 pub(crate) fn is_lack(error: &Error) -> bool {
-    let host = error.source().and_then(|source| source.downcast_ref::<HostError>());
-    matches!(host.and_then(HostError::refusal), Some(RefusalKind::NoRoom(_)))
+    matches!(refusal(error), Some(RefusalKind::NoRoom(_)))
 }
 
 /// Gives up all that was made for nobody, because this machine itself lacks something, and waits until that is gone, whatever

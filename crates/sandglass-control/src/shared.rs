@@ -15,6 +15,7 @@ use tracing::Instrument as _;
 
 use crate::Config;
 use crate::ahead::Ahead;
+use crate::cold::Settled;
 use crate::control::Measured;
 use crate::images::Images;
 use crate::live::Live;
@@ -57,6 +58,8 @@ pub(crate) struct Shared {
     pub(crate) live: LiveMap,
     /// Who uses an image that sandboxes are made from.
     pub(crate) images: Images,
+    /// Cold snapshots of which all is done.
+    pub(crate) settled: Settled,
     /// Templates whose images are to be made anew.
     pub(crate) stale: Stale,
     /// Which paused sandboxes have their next computer made ahead.
@@ -105,6 +108,7 @@ impl Shared {
             node,
             live,
             images,
+            settled: Settled::default(),
             stale,
             ahead,
             promises: Arc::default(),

@@ -8,6 +8,8 @@ mod ahead;
 mod bounds;
 #[path = "control/clock.rs"]
 mod clock;
+#[path = "control/cold.rs"]
+mod cold;
 #[path = "control/copies.rs"]
 mod copies;
 #[path = "control/fixture.rs"]

@@ -190,6 +190,12 @@ pub enum EngineError {
         /// Which one there is.
         has: String,
     },
+    /// An image is not as it was written, so nothing is made from it.
+    #[error("the image is damaged: {what}")]
+    Damaged {
+        /// Which file of it, and in what way.
+        what: String,
+    },
     /// A step failed because the machine ran out of something.
     #[error("{step} failed, because this machine is out of {lack}")]
     NoRoom {
@@ -251,6 +257,20 @@ pub enum Keep {
     Flushed,
     /// Not yet, so that its source need not wait for the disk. Nobody may count on it before [`Engine::flush_image`].
     Unflushed,
+}
+
+/// What became of the wish to compress an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Compression {
+    /// It is compressed.
+    Compressed,
+    /// It was before.
+    Already,
+    /// It stays as it is: it would take as much room, or hardly less.
+    NotWorth,
+    /// It stays as it is: somebody uses it, or wants to.
+    GivenUp,
 }
 
 /// How far a sandbox on this machine has come.
@@ -377,11 +397,33 @@ pub trait Engine: Send + Sync {
     /// [`EngineError::NotFound`]: there is no such image. Otherwise the step that failed.
     fn flush_image(&self, image: &SandboxId) -> Result<(), EngineError>;
 
+    /// Compresses an image that nobody uses, in its own time: it takes what nobody else wants of the processors and the disks.
+    /// It gives up at once when anybody uses the image, and so it does when it is removed. At any moment there is one form of
+    /// it, whole.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFound`]; [`EngineError::NoRoom`]: both forms must have room; [`EngineError::Unsupported`]: the file
+    /// system of the images can't swap two names. Otherwise the step that failed; then the image is as it was.
+    fn compress_image(&self, image: &SandboxId) -> Result<Compression, EngineError>;
+
+    /// Makes an image what it was before it was compressed; `Ok` if it is not. Who makes something from an image need not ask
+    /// for it before, but who waits here is in the way of nobody. Of many who ask one does it, and the others wait for that.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFound`]; [`EngineError::NoRoom`]: both forms must have room; [`EngineError::Damaged`]. Otherwise the
+    /// step that failed. Then the image is as it was.
+    fn expand_image(&self, image: &SandboxId) -> Result<(), EngineError>;
+
+    /// Nobody will hear of what is done any more: what nobody waits for is given up. An engine that does nothing of that kind
+    /// has nothing to do.
+    fn leave_off(&self) {}
+
     /// Makes a new sandbox from an image and a copy of the disk that belongs to it. One that was prepared for that is
     /// taken; whatever fails then, nothing is left of it.
     ///
     /// # Errors
-    /// As [`Engine::create`], [`EngineError::Mismatch`], or [`EngineError::Unsupported`]. An image without memory does not match.
+    /// As [`Engine::create`], [`Engine::expand_image`], [`EngineError::Mismatch`], or [`EngineError::Unsupported`]. An image
+    /// without memory does not match.
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError>;
 
     /// Makes all of a sandbox that can be made before [`Engine::restore`] of the same id and image brings the image back,

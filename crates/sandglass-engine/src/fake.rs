@@ -31,8 +31,8 @@ use self::model::{Agent, Life, Model};
 use self::processes::Processes;
 use crate::deadline::{self, Deadline, Moment};
 use crate::engine::{
-    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Presence, SandboxSpec,
-    SessionEnds, Stats, step,
+    AirlockSocket, Compression, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Presence,
+    SandboxSpec, SessionEnds, Stats, step,
 };
 use crate::files::{ids_in, mark_unused, mark_used, private_folder, remove_folder};
 use crate::footprint::{self, Footprints};
@@ -44,6 +44,9 @@ pub use self::processes::MARKER;
 pub use self::scripted::{Memory, Next, Script, Turn};
 
 const NAME: &str = "fake";
+
+/// A file that says of an image that it is compressed. Nothing else is different then: this engine saves no room.
+const COMPRESSED: &str = "compressed";
 
 /// What the engine is made from.
 #[derive(Debug, Clone)]
@@ -327,8 +330,27 @@ impl Engine for FakeEngine {
         self.found_image(image, "flush the image").map(drop)
     }
 
+    fn compress_image(&self, image: &SandboxId) -> Result<Compression, EngineError> {
+        let path = self.found_image(image, "compress an image")?;
+        let written = fs_err::OpenOptions::new().write(true).create_new(true).open(path.join(COMPRESSED));
+        match written {
+            Ok(_) => Ok(Compression::Compressed),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Compression::Already),
+            Err(error) => Err(step("compress the image", error)),
+        }
+    }
+
+    fn expand_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        let path = self.found_image(image, "expand an image")?;
+        match fs_err::remove_file(path.join(COMPRESSED)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(step("expand the image", error)),
+            _ => Ok(()),
+        }
+    }
+
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
         let found = self.found_image(image, "restore")?;
+        self.expand_image(image)?;
         let prepared = self.record(&spec.id).and_then(|record| record.prepared);
         if prepared.as_ref() == Some(image) {
             // A folder is all that it is.
@@ -340,6 +362,7 @@ impl Engine for FakeEngine {
     fn prepare_restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
         let verb = "prepare a restore";
         let found = self.found_image(image, verb)?;
+        self.expand_image(image)?;
         self.processes.check(spec, &found)?;
         self.make(spec, Source::Ahead(image))
     }
@@ -351,7 +374,9 @@ impl Engine for FakeEngine {
     }
 
     fn boot(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
-        self.make(spec, Source::Disk(&self.found_image(image, "boot")?))
+        let found = self.found_image(image, "boot")?;
+        self.expand_image(image)?;
+        self.make(spec, Source::Disk(&found))
     }
 
     fn images(&self) -> Result<Vec<SandboxId>, EngineError> {
@@ -365,7 +390,12 @@ impl Engine for FakeEngine {
     fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, EngineError> {
         // Its sandboxes have no disks.
         let of = |id: &SandboxId| (id.clone(), vec![self.image(id)]);
-        footprint::measure(ids.iter().map(of)).map_err(|error| step("measure what is on the disk", error))
+        let measured = footprint::measure(ids.iter().map(of));
+        let mut measured = measured.map_err(|error| step("measure what is on the disk", error))?;
+        for (id, footprint) in &mut measured.each {
+            footprint.compressed = self.image(id).join(COMPRESSED).exists();
+        }
+        Ok(measured)
     }
 
     fn set_deadline(&self, id: &SandboxId, deadline: Option<Deadline>) -> Result<(), EngineError> {

@@ -31,6 +31,8 @@ pub struct Footprint {
     pub unique_bytes: u64,
     /// Whether all of it was looked at. What was not counts as shared.
     pub exact: bool,
+    /// Whether it is an image that is compressed: then these are the bytes of that.
+    pub compressed: bool,
 }
 
 /// What is kept under some ids.
@@ -82,6 +84,11 @@ pub(crate) fn measure(all: impl Iterator<Item = (SandboxId, Vec<PathBuf>)>) -> i
     Ok(footprints)
 }
 
+/// Measures one file.
+pub(crate) fn of_file(path: &Path) -> io::Result<Footprint> {
+    file(path, &mut Budget { extents: MOST, until: Instant::now() + PATIENCE }, &mut Vec::new())
+}
+
 /// Adds a file, or all that is in a folder.
 fn add(
     path: &Path,
@@ -91,7 +98,8 @@ fn add(
 ) -> io::Result<()> {
     let found = fs_err::symlink_metadata(path);
     let Some(meta) = there(found)? else { return Ok(()) };
-    let sum_so_far = sum.get_or_insert(Footprint { bytes: 0, unique_bytes: 0, exact: true });
+    let sum_so_far =
+        sum.get_or_insert(Footprint { bytes: 0, unique_bytes: 0, exact: true, compressed: false });
     if meta.is_dir() {
         let Some(entries) = there(fs_err::read_dir(path))? else { return Ok(()) };
         for entry in entries {
@@ -162,12 +170,12 @@ impl Sum {
 
     /// There are no more. What the file takes besides, to know where its extents are, is its own.
     fn whole(&self, bytes: u64) -> Footprint {
-        Footprint { bytes, unique_bytes: bytes.saturating_sub(self.shared), exact: true }
+        Footprint { bytes, unique_bytes: bytes.saturating_sub(self.shared), exact: true, compressed: false }
     }
 
     /// There may be more.
     fn cut_off(&self, bytes: u64) -> Footprint {
-        Footprint { bytes, unique_bytes: self.unique.min(bytes), exact: false }
+        Footprint { bytes, unique_bytes: self.unique.min(bytes), exact: false, compressed: false }
     }
 }
 

@@ -35,6 +35,7 @@ mod disk;
 mod exit;
 mod holdings;
 mod image;
+mod images;
 mod layer;
 mod make;
 mod needs;
@@ -44,6 +45,7 @@ mod record;
 mod runsc;
 mod teardown;
 mod turns;
+mod users;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -51,7 +53,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -63,15 +65,16 @@ use sandglass_types::{Digest, InstanceId, SandboxId};
 use self::cache::Pins;
 use self::control::Control;
 use self::exit::{Evidence, classify};
-use self::image::{CHECKPOINT_TIMEOUT, Image, Memory, Source, Unfinished};
+use self::image::{CHECKPOINT_TIMEOUT, Image, Memory, Source};
 use self::layer::Layer;
 use self::record::{Pinned, Record};
 use self::runsc::{MAKE_TIMEOUT, Make, Network, Runsc};
 use self::turns::Turns;
+use self::users::Users;
 use crate::deadline::{self, Deadline, Moment};
 use crate::engine::{
-    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Pace, Presence,
-    SandboxSpec, SessionEnds, Stats, step,
+    AirlockSocket, Compression, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Pace,
+    Presence, SandboxSpec, SessionEnds, Stats, step,
 };
 use crate::files::{ids_in, mark_unused, private_folder};
 use crate::footprint::{self, Footprints};
@@ -156,6 +159,10 @@ pub struct GvisorEngine {
     /// Who goes first.
     turns: Turns,
     locks: Locks,
+    /// Who uses which image.
+    users: Users,
+    /// Whether what nobody waits for is to be given up.
+    leaving: AtomicBool,
     /// Sandbox processes that this host became the parent of.
     watches: Mutex<HashMap<SandboxId, Arc<Watch>>>,
 }
@@ -212,6 +219,8 @@ impl GvisorEngine {
             cpus: Cpus::own().map_err(|error| step("count the processors", error))?,
             turn: AtomicU64::new(0),
             locks: Locks::default(),
+            users: Users::default(),
+            leaving: AtomicBool::new(false),
             watches: Mutex::default(),
         };
         engine.hold(engine.needed().0)?;
@@ -300,11 +309,6 @@ impl GvisorEngine {
             return Err(EngineError::Exists(id.clone()));
         }
         Ok(())
-    }
-
-    fn found_image(&self, image: &SandboxId) -> Result<Image, EngineError> {
-        let path = self.holdings.paths.image(image);
-        if path.exists() { Ok(Image::at(path)) } else { Err(EngineError::NotFound(image.clone())) }
     }
 
     fn guest_link(&self, id: &SandboxId) -> Result<Option<OwnedFd>, EngineError> {
@@ -445,40 +449,6 @@ impl GvisorEngine {
             .map_err(|error| step("make the control group", error))
     }
 
-    /// An image to be, and where it will be.
-    fn begin_image(&self, image: &SandboxId) -> Result<(Unfinished, PathBuf), EngineError> {
-        let target = self.holdings.paths.image(image);
-        if target.exists() {
-            return Err(EngineError::Exists(image.clone()));
-        }
-        sandglass_failpoint::hit("engine.image.begin")?;
-        let unfinished = Unfinished::begin(&self.holdings.paths.images());
-        Ok((unfinished.map_err(|error| step("write the image", error))?, target))
-    }
-
-    /// Adds the disk of a paused sandbox to its image, and what both were made from. The caller holds its lock.
-    fn finish_image(
-        &self,
-        record: Record,
-        unfinished: Unfinished,
-        target: &Path,
-        memory: Memory,
-        keep: Keep,
-    ) -> Result<(), EngineError> {
-        let failed = |error: io::Error| step("write the image", error);
-        let disk = self.holdings.paths.sandbox(&record.id).disk();
-        sandglass_failpoint::hit("engine.image.sync")?;
-        teardown::find_disk(&self.holdings.leaf(&record.id)?, &disk)
-            .and_then(|mount| mount.ok_or_else(|| io::Error::other("it is not mounted"))?.sync())
-            .map_err(|error| step("flush the disk", error))?;
-        sandglass_failpoint::hit("engine.image.copy")?;
-        disk::copy(&disk, &unfinished.image().disk(), None).map_err(failed)?;
-        sandglass_failpoint::hit("engine.image.describe")?;
-        unfinished.image().describe(record.pinned, record.limits, memory).map_err(failed)?;
-        sandglass_failpoint::hit("engine.image.finish")?;
-        unfinished.finish(target, keep).map_err(failed)
-    }
-
     /// Removes all that a sandbox owns, in whatever state it is. The caller holds its lock.
     fn remove(&self, id: &SandboxId) -> Result<(), EngineError> {
         self.holdings.remove(id)?;
@@ -609,8 +579,25 @@ impl Engine for GvisorEngine {
         image::flush(&self.holdings.paths.image(image)).map_err(|error| step("flush the image", error))
     }
 
+    fn compress_image(&self, image: &SandboxId) -> Result<Compression, EngineError> {
+        self.compress(image)
+    }
+
+    fn expand_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        let users = self.users.of(image);
+        let _wanting = users.want();
+        self.plain(&users, image).map(drop)
+    }
+
+    fn leave_off(&self) {
+        self.leaving.store(true, Ordering::SeqCst);
+    }
+
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
-        let (id, source) = (&spec.id, Source::Image(self.found_image(image)?));
+        let users = self.users.of(image);
+        let _wanting = users.want();
+        let (_as_it_is, found) = self.plain(&users, image)?;
+        let (id, source) = (&spec.id, Source::Image(found));
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let prepared = self.take_prepared(id, image)?;
@@ -633,7 +620,10 @@ impl Engine for GvisorEngine {
         if !self.over_socket {
             return Err(EngineError::Unsupported { engine: NAME, verb: "prepare a restore" });
         }
-        let (id, source) = (&spec.id, Source::Ahead(self.found_image(image)?, image.clone()));
+        let users = self.users.of(image);
+        let _wanting = users.want();
+        let (_as_it_is, found) = self.plain(&users, image)?;
+        let (id, source) = (&spec.id, Source::Ahead(found, image.clone()));
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         self.expect_nothing(id)?;
@@ -654,7 +644,10 @@ impl Engine for GvisorEngine {
     }
 
     fn boot(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
-        self.make(spec, &Source::Disk(self.found_image(image)?))
+        let users = self.users.of(image);
+        let _wanting = users.want();
+        let (_as_it_is, found) = self.plain(&users, image)?;
+        self.make(spec, &Source::Disk(found))
     }
 
     fn images(&self) -> Result<Vec<SandboxId>, EngineError> {
@@ -662,6 +655,9 @@ impl Engine for GvisorEngine {
     }
 
     fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        let users = self.users.of(image);
+        // Who compresses it gives up.
+        let _wanting = users.want();
         let paths = &self.holdings.paths;
         image::remove(&paths.images(), &paths.image(image)).map_err(|error| step("remove the image", error))
     }
@@ -669,7 +665,12 @@ impl Engine for GvisorEngine {
     fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, EngineError> {
         let paths = &self.holdings.paths;
         let of = |id: &SandboxId| (id.clone(), vec![paths.image(id), paths.sandbox(id).disk()]);
-        footprint::measure(ids.iter().map(of)).map_err(|error| step("measure what is on the disk", error))
+        let measured = footprint::measure(ids.iter().map(of));
+        let mut measured = measured.map_err(|error| step("measure what is on the disk", error))?;
+        for (id, footprint) in &mut measured.each {
+            footprint.compressed = Image::at(paths.image(id)).looks_compressed();
+        }
+        Ok(measured)
     }
 
     fn tidy_cache(&self, rootfs: &[Digest]) -> Result<(), EngineError> {

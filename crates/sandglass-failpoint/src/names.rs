@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 97] = [
+pub const NAMES: [&str; 106] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -48,6 +48,9 @@ pub const NAMES: [&str; 97] = [
     "control.fork.children",
     "control.copy.host",
     "control.template.cold",
+    // The unprivileged half, having an image compressed that nobody has used for long, and expanded when somebody wants it.
+    "control.compress.host",
+    "control.expand.host",
     // The unprivileged half, ending.
     "control.kill.receive",
     "control.kill.answer",
@@ -119,4 +122,12 @@ pub const NAMES: [&str; 97] = [
     "engine.image.copy",
     "engine.image.describe",
     "engine.image.finish",
+    // Images in their other form: before it is begun, checked, in place of the one before, and alone.
+    "engine.compress.begin",
+    "engine.compress.verify",
+    "engine.compress.swap",
+    "engine.compress.swapped",
+    "engine.expand.begin",
+    "engine.expand.swap",
+    "engine.expand.swapped",
 ];

@@ -6,6 +6,7 @@
 mod children;
 mod identity;
 mod launch;
+mod leisure;
 mod run;
 mod slice;
 mod table;
@@ -15,6 +16,7 @@ mod urgent;
 pub use children::{Child, ExitStatus, Watch, adopt_orphans, spawn, watch};
 pub use identity::{PidFd, ProcessIdentity, boot_id};
 pub use launch::{Launch, LaunchError, Step};
+pub use leisure::at_leisure;
 pub use run::{Output, RunError, run};
 pub use rustix::process::Signal;
 pub use slice::{SHORTEST_SLICE, set_slice};

@@ -42,6 +42,7 @@ macro_rules! store_conformance {
                 events_have_no_gaps, a_node_finds_its_own;
             snapshots: an_image_comes_back_as_it_was_stored, clients_find_what_is_ready_and_their_own,
                 a_name_is_that_of_the_newest, pages_of_snapshots_are_stable, images_are_room_on_the_disk,
+                snapshots_are_cold_that_nobody_has_used_since,
                 children_of_a_fork_are_admitted_together_or_not_at_all,
                 a_template_has_one_image_on_each_machine,
                 a_name_is_a_template_s_or_a_snapshot_s;

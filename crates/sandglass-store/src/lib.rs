@@ -183,6 +183,10 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// All images of a node that sandboxes are made from, whatever their purpose and state, oldest first.
     async fn snapshots_on_node(&self, node: NodeId) -> Result<Vec<SnapshotRow>, StoreError>;
 
+    /// The *ready* snapshots of a node that were made before `before`, and that no sandbox was made from since then, oldest
+    /// first.
+    async fn cold_snapshots(&self, node: NodeId, before: Timestamp) -> Result<Vec<SnapshotRow>, StoreError>;
+
     /// Sets when the time of a *running* sandbox is up. With `only_later` an end that is not later than the present one
     /// changes nothing. The end in force afterwards, or `None` if it is not running, or is to be ended by now.
     async fn set_end(

@@ -285,6 +285,10 @@ impl Store for SqliteStore {
         self.images_of_node(node).await
     }
 
+    async fn cold_snapshots(&self, node: NodeId, before: Timestamp) -> Result<Vec<SnapshotRow>, StoreError> {
+        self.unused_snapshots(node, before).await
+    }
+
     async fn set_start_path(&self, id: &SandboxId, path: StartPath) -> Result<bool, StoreError> {
         self.replace_start_path(id, path).await
     }

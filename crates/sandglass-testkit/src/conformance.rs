@@ -191,6 +191,7 @@ macro_rules! with_conformance_cases {
             checkpoint::an_image_outlives_its_parent_and_its_host: CHECKPOINT,
             checkpoint::an_image_that_does_not_fit_is_refused_and_leaves_nothing: CHECKPOINT,
             checkpoint::it_starts_anew_from_its_disk: CHECKPOINT,
+            checkpoint::one_that_was_compressed_is_what_it_was: CHECKPOINT,
             checkpoint::it_can_be_looked_at_while_it_comes_back: PREPARE_RESTORE,
             checkpoint::one_that_was_prepared_is_taken: PREPARE_RESTORE,
             checkpoint::one_that_was_prepared_stands_still_and_outlives_its_host: PREPARE_RESTORE,

@@ -42,6 +42,13 @@ const KEEP_MIB: RangeInclusive<u64> = 1..=1 << 30;
 /// Days that something is kept.
 const KEEP_DAYS: RangeInclusive<u64> = 1..=3650;
 
+/// How long nobody has used a snapshot when it is compressed, in seconds, where the file does not say: a week. Who has not come
+/// back to one by then may as well wait a little.
+const COMPRESS_AFTER: u64 = 7 * 24 * 3600;
+
+/// The longest that can be said for that, in seconds: ten years.
+const MAX_COMPRESS_AFTER: u64 = 3650 * 24 * 3600;
+
 /// The largest file that is read, in bytes.
 const MAX_FILE: u64 = 64 << 10;
 
@@ -96,9 +103,21 @@ struct TemplateFile {
 struct SnapshotsFile {
     keep_last: Option<u32>,
     keep_days: Option<u64>,
+    compress_after_seconds: Option<u64>,
 }
 
 impl SnapshotsFile {
+    /// How long nobody has used one when it is compressed; `None` for never, which is written as 0.
+    fn compress_after(&self) -> anyhow::Result<Option<Duration>> {
+        let seconds = self.compress_after_seconds.unwrap_or(COMPRESS_AFTER);
+        if seconds > MAX_COMPRESS_AFTER {
+            bail!(
+                "snapshots.compress_after_seconds must be between 0 and {MAX_COMPRESS_AFTER}, not {seconds}"
+            );
+        }
+        Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
+    }
+
     fn resolve(&self) -> anyhow::Result<Kept> {
         let days = self.keep_days.unwrap_or(30);
         if !KEEP_DAYS.contains(&days) {
@@ -230,6 +249,8 @@ pub(crate) struct Config {
     pub(crate) pools: HashMap<String, u32>,
     /// Which snapshots are kept that have no name.
     pub(crate) keep_snapshots: Kept,
+    /// How long nobody has used a snapshot when it is compressed, if ever.
+    pub(crate) compress_after: Option<Duration>,
 }
 
 /// How large the pools shall be of which the file says that.
@@ -329,6 +350,7 @@ impl Config {
             keep_audit: Duration::from_secs(keep_audit * 24 * 3600),
             pools,
             keep_snapshots: file.snapshots.resolve()?,
+            compress_after: file.snapshots.compress_after()?,
         })
     }
 }
@@ -542,6 +564,7 @@ mod tests {
         assert!(error("[audit]\nkeep_days = 0").contains("audit.keep_days"));
         assert!(error("[snapshots]\nkeep_days = 0").contains("snapshots.keep_days"));
         assert!(error("[snapshots]\nkeep_last = 0").contains("snapshots.keep_last"));
+        assert!(error("[snapshots]\ncompress_after_seconds = 999999999").contains("between 0 and"));
         assert!(error("max_lifetime_hours = 0").contains("between 1 and"));
         assert!(error("agent_silence_seconds = 1").contains("between 2 and"));
         assert!(error("domain = \"a b/c\"").contains("a b/c"));

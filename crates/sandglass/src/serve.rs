@@ -165,6 +165,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             pools: config.pools,
             warm_up: true,
             keep_snapshots: config.keep_snapshots,
+            compress_after: config.compress_after,
             probes,
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

@@ -25,6 +25,9 @@ pub(super) struct DiskView {
     deletion_deferred: Option<&'static str>,
     /// Whether all of it was looked at: what was not counts as shared.
     exact: bool,
+    /// Whether it is compressed, because nobody has used it for long: then these are the bytes of that, and whoever wants it
+    /// waits a little longer.
+    compressed: bool,
 }
 
 impl From<&DiskUse> for DiskView {
@@ -35,6 +38,7 @@ impl From<&DiskUse> for DiskView {
             freed_by_deletion_bytes: found.freed_by_deletion(),
             deletion_deferred: found.in_use.then_some(IN_USE),
             exact: found.footprint.exact,
+            compressed: found.footprint.compressed,
         }
     }
 }

@@ -615,7 +615,7 @@ async fn snapshots_are_made_listed_and_deleted() {
     let use_of =
         async |id: &str| face.ask("GET", &format!("/v1/snapshots/{id}"), "").await.json()["disk"].take();
     let free = json!({ "bytes": 4096, "unique_bytes": 1024, "freed_by_deletion_bytes": 1024,
-        "deletion_deferred": null, "exact": true });
+        "deletion_deferred": null, "exact": true, "compressed": false });
     assert_eq!(native[0]["disk"], free);
     assert_eq!(use_of(&named).await, free);
     let deferred = use_of(&first).await;

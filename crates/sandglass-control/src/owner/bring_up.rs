@@ -8,6 +8,7 @@ use sandglass_engine::engine::SessionEnds;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_engine::{Exit, SandboxSpec};
 use sandglass_store::{SandboxRow, StartPath, TemplateSpec};
+use sandglass_types::budget::Amount;
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, OnTimeout, PauseMode, ResumeMode, SandboxId, Timestamp};
 use tokio::time::{Instant, sleep};
@@ -175,14 +176,9 @@ async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
         }
         Origin::TemplateDisk(lease, _) => host.boot(spec(row, ends), &lease.id().image()).await?,
         Origin::Copy(lease) | Origin::Template(lease, _) => {
+            lease.expanded(expand(shared, row, lease)).await?;
             sandglass_failpoint::hit_async("control.copy.host").await.map_err(crate::injected)?;
-            let restored = host.restore(spec(row, ends), &lease.id().image()).await;
-            restored.map_err(|error| match error.refusal() {
-                Some(RefusalKind::NotFound) => {
-                    Error::internal("the image of this snapshot is not on this machine any more", error)
-                }
-                _ => error.into(),
-            })?;
+            host.restore(spec(row, ends), &lease.id().image()).await.map_err(absent)?;
         }
         Origin::Unused(lease) => {
             sandglass_failpoint::hit_async("control.pool.host").await.map_err(crate::injected)?;
@@ -193,6 +189,25 @@ async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
         Origin::Taken(..) | Origin::Still | Origin::Found => {}
     }
     Ok(())
+}
+
+/// Has the image that this one is made from expanded, if it is compressed: it has the same limits. Its own room was never given
+/// away, but for a while both forms are there.
+async fn expand(shared: &Shared, row: &SandboxRow, lease: &Lease) -> Result<(), Error> {
+    sandglass_failpoint::hit_async("control.expand.host").await.map_err(crate::injected)?;
+    shared.settled.used(lease.id());
+    let _promise = shared.promises.give(Amount::of(&row.limits).as_image());
+    shared.host.expand_image(&lease.id().image()).await.map_err(absent)
+}
+
+/// That an image is not there is nothing that a client could have known.
+fn absent(error: HostError) -> Error {
+    match error.refusal() {
+        Some(RefusalKind::NotFound) => {
+            Error::internal("the image of this snapshot is not on this machine any more", error)
+        }
+        _ => error.into(),
+    }
 }
 
 /// Brings a sandbox to where it can be reached. Stops between two steps once its end has begun.

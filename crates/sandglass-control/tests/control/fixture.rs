@@ -63,6 +63,8 @@ pub(crate) struct World {
     pub(crate) operator: Operator,
     /// Content of the root file system of `base`, if it is another one than that of nothing.
     pub(crate) rootfs: Option<Digest>,
+    /// How long nobody has used a snapshot when it is compressed.
+    pub(crate) compress_after: Option<Duration>,
 }
 
 impl World {
@@ -79,6 +81,7 @@ impl World {
             pools: HashMap::new(),
             operator: Operator::default(),
             rootfs: None,
+            compress_after: None,
         }
     }
 
@@ -161,6 +164,7 @@ impl World {
             pools: self.pools.clone(),
             warm_up: self.agents.is_none(),
             keep_snapshots: Kept { last: KEPT, time: DAY },
+            compress_after: self.compress_after,
             probes: None,
         };
         let shared: Arc<dyn Store> = Arc::<SqliteStore>::clone(&store);

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use sandglass_engine::deadline::Deadline;
-use sandglass_engine::engine::{AirlockSocket, Feature, Keep, Presence, SessionEnds};
+use sandglass_engine::engine::{AirlockSocket, Compression, Feature, Keep, Presence, SessionEnds};
 use sandglass_engine::fake::FakeEngine;
 use sandglass_engine::{Engine, EngineError, EngineInfo, Exit, Footprints, SandboxSpec, Stats};
 use sandglass_types::SandboxId;
@@ -117,6 +117,16 @@ impl Engine for Troubled {
     fn flush_image(&self, image: &SandboxId) -> Result<(), EngineError> {
         self.trouble.meet("flush_image")?;
         self.engine.flush_image(image)
+    }
+
+    fn compress_image(&self, image: &SandboxId) -> Result<Compression, EngineError> {
+        self.trouble.meet("compress_image")?;
+        self.engine.compress_image(image)
+    }
+
+    fn expand_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        self.trouble.meet("expand_image")?;
+        self.engine.expand_image(image)
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {

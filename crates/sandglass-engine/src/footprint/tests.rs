@@ -19,7 +19,7 @@ fn what_is_shared_is_not_its_own() {
     assert_eq!(sum.add(extent(0, 10, false), 1), None);
     assert_eq!(sum.add(extent(50, 20, true), 1), Some(Run { device: 1, start: 50, len: 20 }));
     assert_eq!(sum.add(extent(None, 5, true), 1), None, "nobody knows where it is");
-    let footprint = |bytes, unique_bytes, exact| Footprint { bytes, unique_bytes, exact };
+    let footprint = |bytes, unique_bytes, exact| Footprint { bytes, unique_bytes, exact, compressed: false };
     assert_eq!(sum.whole(40), footprint(40, 15, true));
     assert_eq!(
         sum.whole(20),
@@ -80,7 +80,7 @@ fn where_nothing_is_shared_each_has_all_of_its_own() {
     let measured = measure(all.into_iter()).unwrap();
     let of = |id: &SandboxId| measured.each[id];
     for (id, mib) in [(&one, 4), (&two, 2)] {
-        let Footprint { bytes, unique_bytes, exact } = of(id);
+        let Footprint { bytes, unique_bytes, exact, .. } = of(id);
         assert!(exact && bytes == unique_bytes, "{:?}", of(id));
         assert!((mib * MIB..mib * MIB + MIB / 4).contains(&bytes), "{bytes}");
     }
@@ -173,5 +173,5 @@ fn no_file_is_looked_at_for_ever() {
         "{some:?}"
     );
     let none = with(Budget { extents: MOST, until: Instant::now() });
-    assert_eq!(none, Footprint { bytes: all.bytes, unique_bytes: 0, exact: false });
+    assert_eq!(none, Footprint { bytes: all.bytes, unique_bytes: 0, exact: false, compressed: false });
 }

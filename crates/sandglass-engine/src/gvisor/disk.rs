@@ -108,16 +108,25 @@ pub(super) fn copy(source: &Path, target: &Path, most: Option<u64>) -> io::Resul
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, said));
     }
     to.set_len(len)?;
+    each_run(&from, len, |start, end| copy_range(&from, &to, start, end))
+}
+
+/// Does something with each run of data of a file of this length, from its beginning to its end, and leaves out the holes.
+pub(super) fn each_run<E: From<io::Error>>(
+    file: &fs_err::File,
+    len: u64,
+    mut each: impl FnMut(u64, u64) -> Result<(), E>,
+) -> Result<(), E> {
     let mut at = 0;
     while at < len {
-        let start = match seek(&from, SeekFrom::Data(at)) {
+        let start = match seek(file, SeekFrom::Data(at)) {
             Ok(start) => start,
             // No data from here on.
             Err(Errno::NXIO) => break,
-            Err(errno) => return Err(errno.into()),
+            Err(errno) => return Err(io::Error::from(errno).into()),
         };
-        let end = seek(&from, SeekFrom::Hole(start))?;
-        copy_range(&from, &to, start, end)?;
+        let end = seek(file, SeekFrom::Hole(start)).map_err(io::Error::from)?;
+        each(start, end)?;
         at = end;
     }
     Ok(())

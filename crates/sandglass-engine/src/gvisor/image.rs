@@ -3,10 +3,15 @@
 //! `runsc` notices no mismatch between the two, nor another root file system, agent or version of itself, so all of
 //! them are written down and compared here.
 
+mod compressed;
+mod stream;
+
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use sandglass_types::error::Chain;
 use sandglass_types::{Digest, Limits, SandboxId};
 use serde::{Deserialize, Serialize};
@@ -14,9 +19,16 @@ use serde::{Deserialize, Serialize};
 use super::record::{Pinned, Restore};
 use crate::engine::{EngineError, Keep, Lack, step};
 
+pub(super) use self::compressed::{compress, expand};
+
 /// Upper bound of an image's description, in bytes.
 const MAX_META_LEN: u64 = 64 * 1024;
+
+/// That memory and disk are there as they were written.
 const VERSION: u32 = 1;
+
+/// That some of it is compressed. Servers that do not know of that know only the other version, and refuse it.
+const COMPRESSED: u32 = 2;
 
 /// A gigabyte of memory takes some seconds; a busy disk takes longer.
 pub(super) const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -118,6 +130,13 @@ pub(super) struct Meta {
     memory: Memory,
 }
 
+impl Meta {
+    /// Whether it must be expanded before anything can be made of it.
+    pub(super) const fn is_compressed(&self) -> bool {
+        self.version == COMPRESSED
+    }
+}
+
 /// The folder of an image.
 #[derive(Debug)]
 pub(super) struct Image(PathBuf);
@@ -142,8 +161,11 @@ impl Image {
 
     /// Writes the description.
     pub(super) fn describe(&self, pinned: Pinned, limits: Limits, memory: Memory) -> io::Result<()> {
-        let text = serde_json::to_vec(&Meta { version: VERSION, pinned, limits, memory })?;
-        fs_err::write(self.meta_path(), text)
+        self.write_meta(&Meta { version: VERSION, pinned, limits, memory })
+    }
+
+    fn write_meta(&self, meta: &Meta) -> io::Result<()> {
+        fs_err::write(self.meta_path(), serde_json::to_vec(meta)?)
     }
 
     /// Reads the description.
@@ -271,6 +293,26 @@ impl Unfinished {
         if keep == Keep::Flushed {
             sync_name(target)?;
         }
+        self.folder.close()
+    }
+
+    /// Writes it to the disk itself.
+    fn flush(&self) -> io::Result<()> {
+        sync(&self.image.0)
+    }
+
+    /// Takes the place of an image that is there, in one step, and outlives a loss of power from then on, if it was flushed
+    /// before. What had that name is in this folder now. `Unsupported` on file systems that can't swap two names.
+    fn swap(&self, target: &Path) -> io::Result<()> {
+        match renameat_with(CWD, &self.image.0, CWD, target, RenameFlags::EXCHANGE) {
+            Ok(()) => sync_name(target),
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(io::ErrorKind::Unsupported.into()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Removes what is in it.
+    fn close(self) -> io::Result<()> {
         self.folder.close()
     }
 }

@@ -16,7 +16,9 @@ use tokio::time::timeout;
 use super::protocol::{Answer, Call, RefusalKind, Reply, Verb};
 use super::server::MAX_UNDER_WAY;
 use crate::deadline::Deadline;
-use crate::engine::{AirlockSocket, EngineInfo, Exit, Keep, Pace, Presence, SandboxSpec, SessionEnds, Stats};
+use crate::engine::{
+    AirlockSocket, Compression, EngineInfo, Exit, Keep, Pace, Presence, SandboxSpec, SessionEnds, Stats,
+};
 use crate::footprint::Footprints;
 
 /// A verb that the host did not do.
@@ -60,6 +62,10 @@ impl From<HostError> for Error {
                 let message = format!("this machine is out of {lack}: try again when there is room");
                 return Self::new(ErrorKind::Capacity, message).because(error);
             }
+            Some(RefusalKind::Damaged) => {
+                let message = "its image is damaged, so nothing is made from it: delete it, and make another";
+                (ErrorKind::Internal, message)
+            }
             Some(RefusalKind::Unsupported) => (ErrorKind::Unsupported, "the engine cannot do this"),
             Some(RefusalKind::NotFound) => (ErrorKind::NotFound, "no such sandbox on this machine"),
             Some(RefusalKind::Exists | RefusalKind::WrongState) => {
@@ -89,6 +95,8 @@ struct Line {
     writing: Arc<Semaphore>,
     /// Nobody stands still for these.
     flushing: Arc<Semaphore>,
+    /// Images that are to be made what they were before they were compressed. For each at most one asks.
+    expanding: Arc<Semaphore>,
     /// Whoever looks at what is on the disk.
     measuring: Arc<Semaphore>,
 }
@@ -108,6 +116,9 @@ const MAX_WRITTEN: usize = 8;
 
 /// Images that are flushed at one time.
 const MAX_FLUSHED: usize = 2;
+
+/// Images that are expanded at one time.
+const MAX_EXPANDED: usize = 2;
 
 /// How long somebody waits who wants to know what is on the disk while others are told.
 const MEASURING: Duration = Duration::from_secs(1);
@@ -147,6 +158,7 @@ impl Line {
         let image = match verb {
             Verb::Checkpoint { .. } | Verb::KeepDisk { .. } => place(&self.writing).await,
             Verb::FlushImage(_) => place(&self.flushing).await,
+            Verb::ExpandImage(_) => place(&self.expanding).await,
             Verb::Restore { .. } | Verb::PrepareRestore { .. } | Verb::Boot { .. } => {
                 place(&self.reading).await
             }
@@ -185,6 +197,7 @@ impl Host {
             reading: Arc::new(Semaphore::new(MAX_READ)),
             writing: Arc::new(Semaphore::new(MAX_WRITTEN)),
             flushing: Arc::new(Semaphore::new(MAX_FLUSHED)),
+            expanding: Arc::new(Semaphore::new(MAX_EXPANDED)),
             measuring: Arc::new(Semaphore::new(1)),
         });
         let reader = Arc::clone(&line);
@@ -284,6 +297,25 @@ impl Host {
     /// As all verbs: [`HostError`].
     pub async fn flush_image(&self, image: &SandboxId) -> Result<(), HostError> {
         self.do_it(Verb::FlushImage(image.clone())).await
+    }
+
+    /// Compresses an image that nobody uses.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn compress_image(&self, image: &SandboxId) -> Result<Compression, HostError> {
+        match self.ask(Verb::CompressImage(image.clone())).await? {
+            (Answer::Compression(outcome), _) => Ok(outcome),
+            _ => Err(HostError::Confused),
+        }
+    }
+
+    /// Makes an image what it was before it was compressed; `Ok` if it is not.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn expand_image(&self, image: &SandboxId) -> Result<(), HostError> {
+        self.do_it(Verb::ExpandImage(image.clone())).await
     }
 
     /// Makes a new sandbox from an image.

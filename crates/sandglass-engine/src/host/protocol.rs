@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::deadline::Deadline;
 use crate::engine::{
-    AirlockSocket, EngineError, EngineInfo, Exit, Keep, Lack, Pace, Presence, SandboxSpec, Stats,
+    AirlockSocket, Compression, EngineError, EngineInfo, Exit, Keep, Lack, Pace, Presence, SandboxSpec, Stats,
 };
 use crate::footprint::Footprints;
 
@@ -46,6 +46,10 @@ pub enum Verb {
     },
     /// [`crate::Engine::flush_image`].
     FlushImage(SandboxId),
+    /// [`crate::Engine::compress_image`].
+    CompressImage(SandboxId),
+    /// [`crate::Engine::expand_image`].
+    ExpandImage(SandboxId),
     /// [`crate::Engine::restore`].
     Restore {
         /// The new sandbox.
@@ -136,6 +140,8 @@ impl Verb {
             Self::Resume(_) => "resume",
             Self::Checkpoint { .. } => "checkpoint",
             Self::FlushImage(_) => "flush_image",
+            Self::CompressImage(_) => "compress_image",
+            Self::ExpandImage(_) => "expand_image",
             Self::Restore { .. } => "restore",
             Self::PrepareRestore { .. } => "prepare_restore",
             Self::KeepDisk { .. } => "keep_disk",
@@ -183,6 +189,8 @@ pub enum Answer {
     Images(Vec<SandboxId>),
     /// To [`Verb::Footprints`].
     Footprints(Footprints),
+    /// To [`Verb::CompressImage`].
+    Compression(Compression),
     /// To [`Verb::Wait`].
     Exit(Exit),
     /// It is not done.
@@ -215,6 +223,8 @@ pub enum RefusalKind {
     WrongState,
     /// [`EngineError::Mismatch`].
     Mismatch,
+    /// [`EngineError::Damaged`].
+    Damaged,
     /// [`EngineError::NoRoom`].
     NoRoom(Lack),
     /// [`EngineError::Step`].
@@ -231,6 +241,7 @@ impl Answer {
             EngineError::Exists(_) => RefusalKind::Exists,
             EngineError::WrongState { .. } => RefusalKind::WrongState,
             EngineError::Mismatch { .. } => RefusalKind::Mismatch,
+            EngineError::Damaged { .. } => RefusalKind::Damaged,
             EngineError::NoRoom { lack, .. } => RefusalKind::NoRoom(*lack),
             EngineError::Step { .. } => RefusalKind::Failed,
         };

@@ -36,6 +36,7 @@ pub fn run(line: OwnedFd, engine: &Arc<dyn Engine>) -> std::io::Result<()> {
     let under_way = Arc::new(Places::new(MAX_UNDER_WAY));
     let waiting = Arc::new(Places::new(MAX_WAITING));
     let served = take_verbs(&line, engine, &under_way, &waiting);
+    engine.leave_off();
     under_way.wait_until_free(DRAIN);
     served
 }
@@ -111,6 +112,10 @@ fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
         Verb::Resume(id) => engine.resume(&id).map(done),
         Verb::Checkpoint { id, image, keep } => engine.checkpoint(&id, &image, keep).map(done),
         Verb::FlushImage(image) => engine.flush_image(&image).map(done),
+        Verb::CompressImage(image) => {
+            engine.compress_image(&image).map(|outcome| (Answer::Compression(outcome), Vec::new()))
+        }
+        Verb::ExpandImage(image) => engine.expand_image(&image).map(done),
         Verb::Restore { spec, image } => engine.restore(&spec, &image).map(done),
         Verb::PrepareRestore { spec, image } => engine.prepare_restore(&spec, &image).map(done),
         Verb::KeepDisk { id, image } => engine.keep_disk(&id, &image).map(done),

@@ -7,8 +7,8 @@ use std::path::Path;
 use sandglass_engine::Footprints;
 use sandglass_engine::deadline::Deadline;
 use sandglass_engine::engine::{
-    AirlockSocket, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Presence, SandboxSpec,
-    SessionEnds, Stats,
+    AirlockSocket, Compression, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Presence,
+    SandboxSpec, SessionEnds, Stats,
 };
 use sandglass_testkit::conformance::{Outcome, Report, Subject, check, run};
 use sandglass_types::{Digest, InstanceId, SandboxId};
@@ -88,6 +88,14 @@ impl Engine for Liar {
 
     fn flush_image(&self, image: &SandboxId) -> Result<(), EngineError> {
         self.inner.flush_image(image)
+    }
+
+    fn compress_image(&self, image: &SandboxId) -> Result<Compression, EngineError> {
+        self.inner.compress_image(image)
+    }
+
+    fn expand_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        self.inner.expand_image(image)
     }
 
     fn restore(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {

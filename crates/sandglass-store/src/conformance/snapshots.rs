@@ -221,6 +221,39 @@ pub async fn images_are_room_on_the_disk(store: Arc<dyn Store>) {
     assert_eq!(store.snapshots_on_node(node).await.unwrap(), []);
 }
 
+/// Those that are ready, were made before a moment, and from which nothing was made since then.
+pub async fn snapshots_are_cold_that_nobody_has_used_since(store: Arc<dyn Store>) {
+    let store = &*store;
+    let (team, node) = (team(store).await, NodeId::random());
+    let new = |created| NewSnapshot { node, ..snapshot_of(team, created) };
+    let [old, used, young] = [new(1000), new(2000), new(3000)];
+    for new in [&old, &used, &young] {
+        ready(store, new).await;
+    }
+    ready(store, &snapshot_of(team, 1)).await;
+    begin(store, &new(1)).await;
+    begin(store, &NewSnapshot { purpose: Purpose::Fork, ..new(1) }).await;
+    let cold = async |before| {
+        let rows = store.cold_snapshots(node, at(before)).await.unwrap();
+        rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
+    };
+    assert_eq!(cold(1000).await, []);
+    assert_eq!(cold(1001).await, std::slice::from_ref(&old.id));
+    assert_eq!(cold(9000).await, [old.id.clone(), used.id.clone(), young.id.clone()]);
+    // One that was made from another thing says nothing of it, whatever its id is.
+    let of = |made_from, created| NewSandbox { node, made_from, ..sandbox_of(team, created) };
+    insert(store, &of(MadeFrom::Fork(used.id.image()), 5000)).await;
+    let child = of(MadeFrom::Snapshot(used.id.clone()), 4000);
+    insert(store, &child).await;
+    assert_eq!(cold(4000).await, [old.id.clone(), young.id.clone()]);
+    assert_eq!(cold(4001).await, [old.id.clone(), used.id.clone(), young.id.clone()]);
+    // It was used, whatever became of that.
+    end(store, &child.id, S::Creating, EndReason::CreateFailed).await;
+    assert_eq!(cold(3500).await, [old.id.clone(), young.id.clone()]);
+    assert!(store.begin_snapshot_deletion(&old.id).await.unwrap());
+    assert_eq!(cold(3500).await, [young.id]);
+}
+
 /// Of a fork there is everything or nothing.
 pub async fn children_of_a_fork_are_admitted_together_or_not_at_all(store: Arc<dyn Store>) {
     let store = &*store;

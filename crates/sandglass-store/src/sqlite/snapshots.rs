@@ -1,7 +1,7 @@
 //! Images that sandboxes are made from. They outlive a loss of power, and so does every word of them.
 
 use sandglass_types::budget::Amount;
-use sandglass_types::{NodeId, SnapshotId, TeamId};
+use sandglass_types::{NodeId, SnapshotId, TeamId, Timestamp};
 use sqlx::{QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
 use super::rows::{self, json_text, purpose_text};
@@ -165,6 +165,22 @@ impl SqliteStore {
     pub(super) async fn images_of_node(&self, node: NodeId) -> Result<Vec<SnapshotRow>, StoreError> {
         let mut query = QueryBuilder::new(SELECT);
         query.push("s.node = ").push_bind(node.to_string()).push(" ORDER BY s.created_at, s.id");
+        let found = query.build().fetch_all(&self.readers).await.map_err(database)?;
+        found.iter().map(rows::snapshot).collect()
+    }
+
+    pub(super) async fn unused_snapshots(
+        &self,
+        node: NodeId,
+        before: Timestamp,
+    ) -> Result<Vec<SnapshotRow>, StoreError> {
+        let mut query = QueryBuilder::new(SELECT);
+        query.push("s.state = 'ready' AND s.purpose = 'snapshot' AND s.node = ").push_bind(node.to_string());
+        query.push(" AND s.created_at < ").push_bind(before.as_millis());
+        // Nobody but its own team makes anything from it.
+        query.push(" AND NOT EXISTS (SELECT 1 FROM sandboxes b WHERE b.team = s.team AND b.created_at >= ");
+        query.push_bind(before.as_millis()).push(" AND b.origin = 'snapshot' AND b.made_from = s.id)");
+        query.push(" ORDER BY s.created_at, s.id");
         let found = query.build().fetch_all(&self.readers).await.map_err(database)?;
         found.iter().map(rows::snapshot).collect()
     }

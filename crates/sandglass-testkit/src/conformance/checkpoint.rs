@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sandglass_engine::engine::{EngineError, Keep, Presence, SandboxSpec};
+use sandglass_engine::engine::{Compression, EngineError, Keep, Presence, SandboxSpec};
 use sandglass_types::SandboxId;
 
 use super::{Fixture, limits};
@@ -114,6 +114,54 @@ pub(super) fn it_starts_anew_from_its_disk(fixture: &mut Fixture<'_>) {
     assert_eq!(source.to_string(), "it was made with another set of limits");
     let absent = engine.boot(&fixture.spec(), &SandboxId::random());
     assert!(matches!(absent, Err(EngineError::NotFound(_))), "{absent:?}");
+}
+
+pub(super) fn one_that_was_compressed_is_what_it_was(fixture: &mut Fixture<'_>) {
+    let (parent, image) = image(fixture);
+    fixture.destroy(&parent.id);
+    let is_compressed = |fixture: &Fixture<'_>| {
+        let measured = fixture.engine().footprints(std::slice::from_ref(&image)).unwrap();
+        measured.each[&image].compressed
+    };
+    let compressed = |fixture: &Fixture<'_>| {
+        assert_eq!(fixture.engine().compress_image(&image).unwrap(), Compression::Compressed);
+        assert_eq!(fixture.engine().compress_image(&image).unwrap(), Compression::Already);
+        assert!(is_compressed(fixture));
+    };
+    assert!(!is_compressed(fixture));
+    compressed(fixture);
+    assert_eq!(fixture.engine().images().unwrap(), std::slice::from_ref(&image));
+    fixture.reopen();
+    let engine = fixture.engine();
+    // Asked for, or in passing by who wants it.
+    for _ in 0..2 {
+        engine.expand_image(&image).unwrap();
+        assert!(!is_compressed(fixture));
+    }
+    for way in ["restore", "compressed before", "boot"] {
+        if way != "restore" {
+            compressed(fixture);
+        }
+        let child = fixture.spec();
+        if way == "boot" {
+            engine.boot(&child, &image).unwrap();
+            engine.start(&child.id).unwrap();
+            assert_eq!(fixture.attach(&child.id).sh("echo $x; busybox cat kept"), "\ndisk\n<0>");
+        } else {
+            engine.restore(&child, &image).unwrap();
+            assert_eq!(fixture.attach(&child.id).sh("echo $x; busybox cat kept"), "memory\ndisk\n<0>");
+        }
+        assert!(!is_compressed(fixture), "{way}");
+        fixture.destroy(&child.id);
+    }
+    for absent in
+        [engine.compress_image(&SandboxId::random()).map(drop), engine.expand_image(&SandboxId::random())]
+    {
+        assert!(matches!(absent, Err(EngineError::NotFound(_))), "{absent:?}");
+    }
+    compressed(fixture);
+    engine.remove_image(&image).unwrap();
+    assert_eq!(engine.images().unwrap(), []);
 }
 
 pub(super) fn it_may_be_flushed_after_its_source_runs_again(fixture: &mut Fixture<'_>) {

@@ -19,6 +19,8 @@ pub(super) fn check(fixture: &mut Fixture<'_>, feature: Feature) {
                 engine.restore(&fixture.spec(), &image),
                 engine.keep_disk(&spec.id, &image),
                 engine.boot(&fixture.spec(), &image),
+                engine.compress_image(&image).map(drop),
+                engine.expand_image(&image),
             ] {
                 assert!(matches!(result, Err(EngineError::Unsupported { .. })), "{result:?}");
             }

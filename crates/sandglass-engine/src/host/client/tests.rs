@@ -60,6 +60,14 @@ impl Engine for ListEngine {
         self.require(image)
     }
 
+    fn compress_image(&self, image: &SandboxId) -> Result<Compression, EngineError> {
+        self.require(image).map(|()| Compression::NotWorth)
+    }
+
+    fn expand_image(&self, image: &SandboxId) -> Result<(), EngineError> {
+        self.require(image)
+    }
+
     fn restore(&self, spec: &SandboxSpec, _: &SandboxId) -> Result<(), EngineError> {
         self.create(spec)
     }
@@ -81,7 +89,7 @@ impl Engine for ListEngine {
     }
 
     fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, EngineError> {
-        let one = Footprint { bytes: u64::MAX, unique_bytes: u64::MAX, exact: false };
+        let one = Footprint { bytes: u64::MAX, unique_bytes: u64::MAX, exact: false, compressed: false };
         let together = u64::try_from(ids.len()).unwrap();
         Ok(Footprints { each: ids.iter().map(|id| (id.clone(), one)).collect(), together })
     }
