@@ -155,3 +155,13 @@ async def test_watching(box):
         await asyncio.sleep(0.01)
         assert time.monotonic() < began + 10, ends
     assert sorted(type(end).__name__ for end in ends) == ["NoneType", "NoneType", "TimeoutException"]
+
+
+async def test_a_watch_ends_with_its_sandbox(server):
+    """Its client hears that the sandbox is gone, and not that all went well."""
+    sandbox = await AsyncSandbox.create(timeout=60)
+    ended = asyncio.get_running_loop().create_future()
+    await sandbox.files.watch_dir("/home/user", lambda _: None, on_exit=ended.set_result, timeout=0)
+    await sandbox.kill()
+    end = await asyncio.wait_for(ended, 20)
+    assert isinstance(end, TimeoutException) and "was killed or reached its end of life" in str(end)

@@ -15,12 +15,23 @@ use rustix::fs::{FileType as Kind, Mode, OFlags, Stat};
 use super::range::{self, Wanted};
 use super::{Access, CHUNK, Refusal};
 use crate::agent::Agent;
-use crate::http::date::http_date;
+use crate::http::date::{http_date, parse_http_date};
 use crate::path::{Walk, borrow, file_type, resolve};
 
 /// What RFC 8187 leaves as it is in a file name.
 const EXTENDED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'.').remove(b'-').remove(b'_').remove(b'~').remove(b'!').remove(b'+');
+
+/// How some kinds of files begin, as the WHATWG's standard on sniffing has it.
+const MAGIC: [(&[u8], &str); 7] = [
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"%PDF-", "application/pdf"),
+    (b"PK\x03\x04", "application/zip"),
+    (b"\x1f\x8b\x08", "application/x-gzip"),
+];
 
 /// Pieces of a file that are read at one time: while one is sent, the next is fetched.
 const READ_AHEAD: usize = 2;
@@ -80,6 +91,19 @@ fn media_type(name: &str, head: &[u8]) -> &'static str {
         Some("wasm") => return "application/wasm",
         _ => {}
     }
+    if let Some((_, kind)) = MAGIC.iter().find(|(magic, _)| head.starts_with(magic)) {
+        return kind;
+    }
+    if head.starts_with(b"RIFF") && head.get(8..12) == Some(b"WEBP") {
+        return "image/webp";
+    }
+    let first = head.trim_ascii_start();
+    if [&b"<!DOCTYPE HTML"[..], b"<HTML"].iter().any(|tag| {
+        first.get(..tag.len()).is_some_and(|start| start.eq_ignore_ascii_case(tag))
+            && first.get(tag.len()).is_some_and(|end| matches!(end, b' ' | b'>'))
+    }) {
+        return "text/html; charset=utf-8";
+    }
     let control = |byte: &u8| matches!(byte, 0..=8 | 11 | 14..=26 | 28..=31);
     let text = match std::str::from_utf8(head) {
         Ok(_) => true,
@@ -120,8 +144,15 @@ pub(super) async fn serve(
     if let Ok(value) = HeaderValue::from_str(&modified) {
         out.insert(header::LAST_MODIFIED, value);
     }
-    // Dates are compared as texts: clients send back what they got.
-    if text(header::IF_MODIFIED_SINCE) == Some(modified.as_str()) && text(header::RANGE).is_none() {
+    // What is no date does not count (RFC 9110, 13.1.3 and 13.1.4).
+    let date = |name| text(name).and_then(parse_http_date);
+    if date(header::IF_UNMODIFIED_SINCE).is_some_and(|date| stat.st_mtime > date) {
+        return Err(Refusal::new(
+            StatusCode::PRECONDITION_FAILED,
+            format!("the file was modified on {modified}"),
+        ));
+    }
+    if date(header::IF_MODIFIED_SINCE).is_some_and(|date| stat.st_mtime <= date) {
         *response.status_mut() = StatusCode::NOT_MODIFIED;
         return Ok(response);
     }
@@ -218,6 +249,10 @@ mod tests {
         );
         assert_eq!(media_type("a", b"\x7fELF\x02\x01\x01\0"), "application/octet-stream");
         assert_eq!(media_type("a", b"\xff\xfe"), "application/octet-stream");
+        assert_eq!(media_type("a", b"\x89PNG\r\n\x1a\nrest"), "image/png");
+        assert_eq!(media_type("a", b"RIFF\0\0\0\0WEBPVP8 "), "image/webp");
+        assert_eq!(media_type("a", b"\n <!doctype html><p>"), "text/html; charset=utf-8");
+        assert_eq!(media_type("a", b"<html"), "text/plain; charset=utf-8");
     }
 
     #[test]

@@ -31,6 +31,16 @@ fn contents_travel_both_ways_whole_and_in_parts() {
     assert_eq!((reply.status, reply.body.as_slice()), (206, &contents[5..10]));
     assert!(reply.head.contains("content-range: bytes 5-9/5000001"), "{}", reply.head);
     assert_eq!(http(agent.api, "GET", &target(&path), "Range: bytes=5000001-\r\n", b"").status, 416);
+    for (condition, status) in [
+        ("If-Modified-Since: Fri, 31 Dec 9999 23:59:59 GMT", 304),
+        ("If-Modified-Since: Thu, 01 Jan 1970 00:00:00 GMT", 200),
+        ("If-Modified-Since: yesterday", 200),
+        ("If-Unmodified-Since: Thu, 01 Jan 1970 00:00:00 GMT", 412),
+        ("If-Unmodified-Since: Fri, 31 Dec 9999 23:59:59 GMT", 200),
+    ] {
+        let reply = http(agent.api, "GET", &target(&path), &format!("{condition}\r\n"), b"");
+        assert_eq!(reply.status, status, "{condition}");
+    }
     // Shorter than before: nothing of the old contents stays.
     assert_eq!(http(agent.api, "POST", &target(&path), OCTETS, b"short").status, 200);
     assert_eq!(http(agent.api, "GET", &target(&path), "", b"").text(), "short");
