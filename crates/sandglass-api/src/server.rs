@@ -17,7 +17,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::response::IntoResponse as _;
 use http::header::HOST;
-use http::{HeaderValue, Request, Response, StatusCode, Uri};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use sandglass_control::Control;
 use sandglass_egress::proxy::Caller;
 use sandglass_engine::network::GUEST_ADDRESS;
@@ -30,7 +30,7 @@ use tower::ServiceExt as _;
 
 use crate::backend::Backend;
 use crate::edge::answer::{Failure, failed, is_navigation, unroutable};
-use crate::edge::target::{Target, host, is_own, route, route_from_sandbox, strip_routing};
+use crate::edge::target::{Target, host, is_own, is_shared, route, route_from_sandbox, strip_routing};
 use crate::edge::{Edge, Origin};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
@@ -217,7 +217,7 @@ pub(crate) async fn run(
 impl Shared {
     /// Answers one request, and says what isolates, also over an answer from a sandbox: that must not say it itself.
     async fn dispatch(&self, request: Request<Lingering>, line: &Line) -> Result<Response<Body>, Infallible> {
-        let mut answer = if self.may_be_plain(line) {
+        let answer = if self.may_be_plain(line) {
             self.answer(request, line).await
         } else {
             ApiError::invalid(
@@ -225,9 +225,14 @@ impl Shared {
             )
             .into_response()
         };
+        Ok(self.signed(answer))
+    }
+
+    /// Says what isolates.
+    fn signed(&self, mut answer: Response<Body>) -> Response<Body> {
         let isolation = HeaderValue::from_static(self.backend.engine().isolation.name());
         answer.headers_mut().insert(ISOLATION, isolation);
-        Ok(answer)
+        answer
     }
 
     /// Whether requests may come as they do, if that is without TLS.
@@ -245,14 +250,21 @@ impl Shared {
     /// server itself: so they are reached where no DNS knows them.
     fn tunnel(&self, place: &Uri, line: &Line) -> Result<(), ApiError> {
         let own = place.host().is_some_and(|host| is_own(host, self.backend.domain()));
-        if own && !line.inner && matches!(line.peer, Peer::Client(_)) {
-            return Ok(());
-        }
-        let why = "this server carries connections to names under its own domain alone: see `domain` in its configuration";
-        Err(ApiError::new(StatusCode::FORBIDDEN, why))
+        if own && !line.inner && matches!(line.peer, Peer::Client(_)) { Ok(()) } else { Err(elsewhere()) }
+    }
+
+    /// Whether a request was sent to this server as to a proxy, for somebody else: with a whole address, as only proxies get
+    /// one in HTTP/1 (RFC 9112, 3.2.2), and with a name that is none of its own.
+    fn is_for_another(&self, request: &Request<Lingering>) -> bool {
+        let named = request.uri().host().filter(|_| request.version() < Version::HTTP_2);
+        let (Some(host), domain @ Some(_)) = (named, self.backend.domain()) else { return false };
+        !is_own(host, domain) && !is_shared(&host.to_ascii_lowercase())
     }
 
     async fn answer(&self, mut request: Request<Lingering>, line: &Line) -> Response<Body> {
+        if self.is_for_another(&request) {
+            return elsewhere().into_response();
+        }
         let named = host(request.version(), request.uri(), request.headers());
         let domain = self.backend.domain();
         let target = match line.peer {
@@ -279,6 +291,12 @@ impl Shared {
             }
         }
     }
+}
+
+/// The answer to whoever takes the server for a way to others.
+fn elsewhere() -> ApiError {
+    let why = "this server carries connections to names under its own domain alone: see `domain` in its configuration";
+    ApiError::new(StatusCode::FORBIDDEN, why)
 }
 
 #[cfg(test)]

@@ -126,7 +126,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// What was seen of a sandbox last.
     async fn last_sample(&self, id: &SandboxId) -> Result<Option<Sample>, StoreError>;
 
-    /// Removes samples of before `before`, and of each minute of the hour before `fine` all but the first. Returns how many.
+    /// Removes samples of before `before`, and of each minute of the five before `fine` all but the first. Returns how many.
     async fn thin_samples(&self, fine: Timestamp, before: Timestamp) -> Result<u64, StoreError>;
 
     /// Inserts a sandbox in state `Creating` with its first event. That check of the idempotency key, of the quota and of

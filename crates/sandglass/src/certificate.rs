@@ -11,7 +11,9 @@
 //! The authority can vouch for nothing but the domain and this machine, so whoever trusts it trusts it with no more. Its key
 //! is read by a process that ends before the server hears from anybody.
 
+use std::fs::Permissions;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
@@ -44,8 +46,8 @@ const RENEW: Duration = Duration::from_secs(365 * 24 * 3600);
 /// For the clock of a client that is behind.
 const BEFORE: Duration = Duration::from_secs(24 * 3600);
 
-/// The largest file that is read, in bytes: all that a machine trusts is a quarter of it.
-const MAX_FILE: u64 = 1 << 20;
+/// The largest file that is read, in bytes: all that a machine trusts is a small part of it.
+const MAX_FILE: u64 = 8 << 20;
 
 /// Where systems keep all that they trust.
 const TRUSTED: [&str; 3] =
@@ -94,8 +96,13 @@ fn needed(domain: &str) -> [String; 2] {
     [format!("api.{name}"), name]
 }
 
-/// What a server shows that has a domain.
-pub(crate) fn tls(config: &config::Tls, domain: &str, data: &DataDir) -> Result<Tls, StartupError> {
+/// What a server shows that has a domain. Nothing can be shown for one of a single label, or for a number: clients believe
+/// no certificate for whatever is below it.
+pub(crate) fn tls(config: &config::Tls, domain: &str, data: &DataDir) -> Result<Option<Tls>, StartupError> {
+    if !has_names_below(&name_of(domain)) {
+        tracing::warn!(domain, "no certificate can be for what is below this domain, so there is no https");
+        return Ok(None);
+    }
     let unusable = |error: anyhow::Error| StartupError::new(Reason::Certificate, format!("{error:#}"));
     let certificate = match &config.files {
         Some((chain, key)) => read(chain, key, domain).map_err(unusable)?,
@@ -109,7 +116,13 @@ pub(crate) fn tls(config: &config::Tls, domain: &str, data: &DataDir) -> Result<
         let expires = certificate.expires();
         return Err(unusable(anyhow::anyhow!("the certificate expired on {expires}")));
     }
-    Ok(Tls { certificate, plain: config.plain })
+    Ok(Some(Tls { certificate, plain: config.plain }))
+}
+
+/// Whether there can be a certificate for all names below this one.
+fn has_names_below(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or_default();
+    name.contains('.') && !last.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Reads a certificate for a domain, and its key.
@@ -160,15 +173,27 @@ pub(crate) fn certify(data: &Path, domain: &str) -> anyhow::Result<()> {
     if !files.0.try_exists()? {
         begin(&files, domain)?;
     }
+    let authority = contents(&files.authority())?;
+    let vouched_for = || {
+        let found = read(&files.server(), &files.server_key(), domain);
+        found.ok().filter(|found| found.is_vouched_for(&authority, &name_of(domain)))
+    };
     let lasts = |certificate: &Certificate| {
         let left = certificate.expires().as_second() - Timestamp::now().as_second();
         u64::try_from(left).is_ok_and(|left| left > RENEW.as_secs())
     };
-    if !read(&files.server(), &files.server_key(), domain).is_ok_and(|found| lasts(&found)) {
+    if !vouched_for().is_some_and(|found| lasts(&found)) {
         sign(&files, domain)?;
+        if vouched_for().is_none() {
+            let folder = files.0.display();
+            bail!(
+                "the authority in {folder} has ended or is another one's: remove the folder, and have clients trust the next"
+            );
+        }
     }
-    let trusted = TRUSTED.iter().find_map(|path| contents(Path::new(path)).ok()).unwrap_or_default();
-    replace(&files.bundle(), &[trusted, b"\n".to_vec(), contents(&files.authority())?].concat(), 0o644)
+    let trusted = TRUSTED.iter().map(Path::new).find(|path| path.exists()).map(contents).transpose()?;
+    let both = [trusted.unwrap_or_default(), b"\n".to_vec(), authority].concat();
+    replace(&files.bundle(), &both, 0o644)
 }
 
 /// Makes an authority. Its folder has both of its files, or does not exist.
@@ -178,6 +203,8 @@ fn begin(files: &Files, domain: &str) -> anyhow::Result<()> {
     params.distinguished_name = called(&format!("Sandglass authority for {name}"));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    // The constraints below are about names of hosts. Without this it could vouch for people.
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params.name_constraints = Some(NameConstraints {
         permitted_subtrees: vec![
             GeneralSubtree::DnsName(name),
@@ -192,12 +219,21 @@ fn begin(files: &Files, domain: &str) -> anyhow::Result<()> {
     let certificate = params.self_signed(&key)?;
     let all = files.0.parent().context("the folder has none above it")?;
     fs::create_dir_all(all)?;
-    let made = Files(tempfile::Builder::new().prefix(".making-").tempdir_in(all)?.keep());
+    readable(all)?;
+    let folder = tempfile::Builder::new().prefix(".making-").tempdir_in(all)?;
+    let made = Files(folder.path().to_owned());
     replace(&made.authority_key(), key.serialize_pem().as_bytes(), 0o600)?;
     replace(&made.authority(), certificate.pem().as_bytes(), 0o644)?;
-    std::fs::set_permissions(&made.0, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    readable(&made.0)?;
     fs::rename(&made.0, &files.0)?;
+    // It has another name by now.
+    let _renamed = folder.keep();
     Ok(fs::File::open(all)?.sync_all()?)
+}
+
+/// Lets everybody see what is in a folder, whatever the umask is.
+fn readable(folder: &Path) -> std::io::Result<()> {
+    fs::set_permissions(folder, Permissions::from_mode(0o755))
 }
 
 /// Makes a certificate for the names of a domain, and for this machine's own.
@@ -239,7 +275,8 @@ fn replace(path: &Path, contents: &[u8], mode: u32) -> anyhow::Result<()> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&aside)?;
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
+    file.set_permissions(Permissions::from_mode(mode))?;
     file.write_all(contents)?;
     file.sync_all()?;
     Ok(fs::rename(&aside, path)?)

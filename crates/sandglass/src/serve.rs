@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sandglass_api::Tls;
+use sandglass_api::{Plain, Tls};
 use sandglass_control::metrics::Probes;
 use sandglass_control::{Control, Egress, Patience, template};
 use sandglass_egress::proxy::{Caller, Direct};
@@ -115,16 +115,14 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
     };
     let (dial, to_edge) = Direct::new(budgets.connections);
     let domain = config.domain.as_deref();
-    let tls = domain.map(|domain| certificate::tls(&config.tls, domain, &data)).transpose()?;
-    let front = Front {
-        listener,
-        to_edge,
-        tls,
-        address,
-        bundle: domain
-            .filter(|_| config.tls.files.is_none())
-            .map(|domain| certificate::Files::of(data.path(), domain).bundle()),
+    let tls = match domain {
+        Some(domain) => certificate::tls(&config.tls, domain, &data)?,
+        None => None,
     };
+    let bundle = domain
+        .filter(|_| config.tls.files.is_none() && tls.is_some())
+        .map(|domain| certificate::Files::of(data.path(), domain).bundle());
+    let front = Front { listener, to_edge, tls, address, bundle };
     let (mut host, line) = privileged::spawn(&data, &guest, runsc.as_deref(), &config, &lock)?;
     let probes = match Probes::open(host.id()) {
         Ok(probes) => Some(Arc::new(probes)),
@@ -321,16 +319,22 @@ fn announce(front: &Front, domain: Option<&str>, key: Option<&str>, control: &Co
     if let Some(key) = key {
         writeln!(out, "export E2B_API_KEY={key}")?;
     }
-    writeln!(out, "export E2B_API_URL={url}\nexport E2B_SANDBOX_URL={url}")?;
-    if let Some(domain) = domain {
-        writeln!(
-            out,
-            "\n# or, where that name and all below it lead here, instead of the two:\n# export E2B_DOMAIN={domain}"
-        )?;
+    // What is printed first works as it is, and the rest is a comment.
+    let plain = match &front.tls {
+        None => true,
+        Some(Tls { plain: Plain::Loopback, .. }) => address.ip().is_loopback(),
+        Some(Tls { plain, .. }) => *plain == Plain::Everybody,
+    };
+    let begin = if plain { "# " } else { "" };
+    if plain {
+        writeln!(out, "export E2B_API_URL={url}\nexport E2B_SANDBOX_URL={url}")?;
+    }
+    if let Some(domain) = domain.filter(|_| front.tls.is_some()) {
+        writeln!(out, "\n# where that name and all below it lead here:\n{begin}export E2B_DOMAIN={domain}")?;
     }
     if let Some(bundle) = &front.bundle {
         let bundle = bundle.display();
-        writeln!(out, "# export SSL_CERT_FILE={bundle} NODE_EXTRA_CA_CERTS={bundle}")?;
+        writeln!(out, "{begin}export SSL_CERT_FILE={bundle} NODE_EXTRA_CA_CERTS={bundle}")?;
     }
     writeln!(out, "\n{EXAMPLE}")?;
     out.flush()?;

@@ -138,7 +138,7 @@ impl Wanted {
     }
 
     /// Of entries that are in their order. Those of one millisecond are never parted, so that whoever goes on after the last
-    /// one misses none; that may be some more than the limit.
+    /// one misses none; that may be some more than the limit, and never so many more that it is none.
     fn of(&self, entries: Vec<LogEntry>) -> Vec<LogEntry> {
         let reached = |at: i64| match self.from {
             None => true,
@@ -160,7 +160,8 @@ impl Wanted {
             found.reverse();
         }
         let mut end = self.limit.min(found.len());
-        while end > 0 && end < found.len() && found[end].at == found[end - 1].at {
+        let most = found.len().min(end + MAX_ENTRIES);
+        while end > 0 && end < most && found[end].at == found[end - 1].at {
             end += 1;
         }
         found.truncate(end);
@@ -244,6 +245,8 @@ mod tests {
             let messages: Vec<_> = found.iter().map(|entry| entry.message.as_str()).collect();
             assert_eq!(messages.join(" "), expected, "{query} {forward}");
         }
+        let same = vec![entry(7, Info, ""); 5 * MAX_ENTRIES];
+        assert_eq!(wanted("limit=1", true).unwrap().of(same).len(), 1 + MAX_ENTRIES);
         for query in ["from=x", "from=-1", "limit=-1", "limit=x", "level=fatal", "direction=up"] {
             assert!(wanted(query, true).is_err(), "{query}");
         }

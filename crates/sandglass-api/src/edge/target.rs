@@ -81,7 +81,7 @@ fn without_port(authority: &str) -> Option<&str> {
 }
 
 /// Whether a host names the server and no sandbox.
-fn is_shared(host: &str) -> bool {
+pub(crate) fn is_shared(host: &str) -> bool {
     host.is_empty()
         || host == "localhost"
         || host.starts_with("sandbox.")

@@ -145,10 +145,10 @@ pub(super) async fn serve(shared: Arc<Shared>, stream: Box<dyn Stream>, line: Li
             async move {
                 let answer = match tunnel {
                     None => shared.dispatch(request, &line).await,
-                    Some(Err(refused)) => Ok(refused.into_response()),
+                    Some(Err(refused)) => Ok(shared.signed(refused.into_response())),
                     Some(Ok(upgraded)) => {
                         shared.tasks.spawn(carry(shared.clone(), upgraded, line));
-                        Ok(Response::new(Body::empty()))
+                        Ok(shared.signed(Response::new(Body::empty())))
                     }
                 };
                 answer.map(|answer| answer.map(|body| Answering::new(body, open)))

@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use rustls::ServerConfig;
-use rustls::client::verify_server_name;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{Error as PemError, PemObject as _};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
+use rustls::{RootCertStore, ServerConfig};
 use serde::Deserialize;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -23,6 +24,7 @@ const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 #[derive(Clone)]
 pub struct Certificate {
     acceptor: TlsAcceptor,
+    chain: Vec<CertificateDer<'static>>,
     expires: Timestamp,
 }
 
@@ -73,6 +75,7 @@ impl Certificate {
             verify_server_name(&parsed, &subject).map_err(|_| refused())?;
         }
         let key = PrivateKeyDer::from_pem_slice(key).map_err(CertificateError::Key)?;
+        let shown = chain.clone();
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(CertificateError::Pair)?
@@ -80,7 +83,19 @@ impl Certificate {
             .with_single_cert(chain, key)
             .map_err(CertificateError::Pair)?;
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
-        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), expires })
+        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), chain: shown, expires })
+    }
+
+    /// Whether clients that trust this authority alone believe that it is for `name`.
+    #[must_use]
+    pub fn is_vouched_for(&self, authority: &[u8], name: &str) -> bool {
+        let mut trusted = RootCertStore::empty();
+        let Ok(authority) = CertificateDer::from_pem_slice(authority) else { return false };
+        let (Ok(()), Ok(name)) = (trusted.add(authority), ServerName::try_from(name)) else { return false };
+        let provider = Arc::new(ring::default_provider());
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(trusted), provider).build();
+        let (Ok(verifier), Some((own, between))) = (verifier, self.chain.split_first()) else { return false };
+        verifier.verify_server_cert(own, between, &name, &[], UnixTime::now()).is_ok()
     }
 
     /// When clients stop to trust it.

@@ -24,7 +24,10 @@ use crate::live::Live;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Most of what it tells that is read, in bytes: what it keeps, with room for how that is written.
-const MAX_TOLD: usize = 2 << 20;
+const MAX_TOLD: usize = 1 << 20;
+
+/// Most entries of it that are passed on: as many as it keeps.
+const MAX_ENTRIES: usize = 1000;
 
 /// Longest text that is passed on, in bytes.
 const MAX_TEXT: usize = 4096;
@@ -71,12 +74,13 @@ struct Told {
     fields: BTreeMap<String, String>,
 }
 
-impl From<Told> for LogEntry {
-    fn from(told: Told) -> Self {
+impl LogEntry {
+    /// What an agent told, and nothing of it was later than `now`.
+    fn told(told: Told, now: Timestamp) -> Self {
         let cut = |text: String| text[..text.floor_char_boundary(MAX_TEXT)].to_owned();
         let fields = told.fields.into_iter().take(MAX_FIELDS).map(|(name, value)| (cut(name), cut(value)));
         Self {
-            at: Timestamp::from_millis(told.at),
+            at: Timestamp::from_millis(told.at.clamp(0, now.as_millis())),
             level: told.level,
             logger: "agent",
             message: cut(told.message),
@@ -111,12 +115,17 @@ impl Control {
         let mut entries: Vec<LogEntry> = events.into_iter().map(LogEntry::from).collect();
         if let Some(live) = self.live(id) {
             match timeout(PATIENCE, told(&live, &row)).await {
-                Ok(Ok(told)) => entries.extend(told.into_iter().map(LogEntry::from)),
+                Ok(Ok(told)) => {
+                    let (now, surplus) = (self.0.clock.now(), told.len().saturating_sub(MAX_ENTRIES));
+                    entries.extend(told.into_iter().skip(surplus).map(|told| LogEntry::told(told, now)));
+                }
                 // What is hostile can be silent. The rest is told all the same.
                 Ok(Err(error)) => {
-                    tracing::info!(sandbox = %id, error = %Chain(&*error), "its agent told nothing of commands");
+                    tracing::debug!(sandbox = %id, error = %Chain(&*error), "its agent told nothing of commands");
                 }
-                Err(_elapsed) => tracing::info!(sandbox = %id, "its agent took too long to tell of commands"),
+                Err(_elapsed) => {
+                    tracing::debug!(sandbox = %id, "its agent took too long to tell of commands");
+                }
             }
         }
         entries.sort_by_key(|entry| entry.at.as_millis());
@@ -157,10 +166,14 @@ mod tests {
     fn what_an_agent_tells_is_bounded() {
         let fields: BTreeMap<_, _> = (0..100).map(|n| (n.to_string(), "x".repeat(10_000))).collect();
         let told = Told { at: 7, level: LogLevel::Warn, message: "\u{fc}".repeat(10_000), fields };
-        let entry = LogEntry::from(told);
+        let entry = LogEntry::told(told, Timestamp::from_millis(9));
         assert_eq!((entry.message.len(), entry.fields.len()), (MAX_TEXT, MAX_FIELDS));
         assert!(entry.fields.values().all(|value| value.len() == MAX_TEXT));
-        assert_eq!(entry.logger, "agent");
+        assert_eq!((entry.logger, entry.at.as_millis()), ("agent", 7));
+        for (at, expected) in [(i64::MIN, 0), (-1, 0), (10, 9), (i64::MAX, 9)] {
+            let told = Told { at, level: LogLevel::Info, message: String::new(), fields: BTreeMap::new() };
+            assert_eq!(LogEntry::told(told, Timestamp::from_millis(9)).at.as_millis(), expected);
+        }
         assert!(serde_json::from_str::<Told>(r#"{"at":1,"level":"fatal","message":""}"#).is_err());
     }
 

@@ -8,8 +8,9 @@ use crate::{Sample, StoreError};
 /// Milliseconds of what is thinned out to one sample.
 const MINUTE: i64 = 60_000;
 
-/// How far back that is done, in milliseconds. It is done often, and what a server missed that was down grows old as well.
-const HOUR: i64 = 60 * MINUTE;
+/// How far back that is done, in milliseconds. It is done every minute, and what a server missed that was down grows old as
+/// well.
+const BACK: i64 = 5 * MINUTE;
 
 impl SqliteStore {
     pub(super) async fn insert_samples(&self, samples: &[Sample]) -> Result<(), StoreError> {
@@ -76,7 +77,7 @@ impl SqliteStore {
         .bind(before.as_millis())
         .bind(fine.as_millis())
         .bind(MINUTE)
-        .bind(HOUR)
+        .bind(BACK)
         .execute(&self.writer)
         .await
         .map_err(database)?;

@@ -1,5 +1,3 @@
-use std::os::unix::fs::PermissionsExt as _;
-
 use super::*;
 
 const DOMAIN: &str = "Sbx.test:3000";
@@ -43,6 +41,16 @@ fn what_is_missing_or_broken_is_made_again() {
         assert_ne!(new, server);
         read(&files.server(), &files.server_key(), DOMAIN).unwrap();
     }
+    // One that another authority of the same name made.
+    let elsewhere = tempfile::tempdir().unwrap();
+    certify(elsewhere.path(), DOMAIN).unwrap();
+    let other = Files::of(elsewhere.path(), DOMAIN);
+    for (from, to) in [(other.server(), files.server()), (other.server_key(), files.server_key())] {
+        std::fs::copy(from, to).unwrap();
+    }
+    certify(data.path(), DOMAIN).unwrap();
+    let found = read(&files.server(), &files.server_key(), DOMAIN).unwrap();
+    assert!(found.is_vouched_for(&authority, "sbx.test"));
     // A start that was cut off.
     std::fs::write(files.0.join("server.new"), "x").unwrap();
     std::fs::remove_file(files.server()).unwrap();
@@ -51,6 +59,12 @@ fn what_is_missing_or_broken_is_made_again() {
     std::fs::remove_file(files.authority_key()).unwrap();
     std::fs::remove_file(files.server()).unwrap();
     assert!(certify(data.path(), DOMAIN).is_err());
+}
+
+#[test]
+fn no_certificate_is_for_what_is_below_a_single_label() {
+    assert!(["boxes.test", "a.b.c"].into_iter().all(has_names_below));
+    assert!(!["localhost", "127.0.0.1", "a.1"].into_iter().any(has_names_below));
 }
 
 #[test]

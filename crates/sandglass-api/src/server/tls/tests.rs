@@ -1,8 +1,7 @@
 use std::time::Duration;
 
 use rcgen::{CertificateParams, KeyPair};
-use rustls::pki_types::CertificateDer;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::ClientConfig;
 use sandglass_egress::proxy::Dial as _;
 use sandglass_types::SandboxId;
 use tokio_rustls::TlsConnector;
@@ -145,6 +144,14 @@ async fn the_server_is_a_way_to_its_own_names_alone() {
     }
     let mut sandbox = Wire::new(secured.served.dial.edge(&SandboxId::random()).unwrap());
     assert_eq!(status(&mut sandbox, connect("api.sbx.test:443")).await, "403");
+    // Nor is one that is asked for a page as proxies are.
+    let secured = Secured::start(Plain::Loopback, Settings::default()).await;
+    for (place, expected) in
+        [("evil.test", "403"), ("xsbx.test", "403"), ("api.sbx.test", "200"), ("127.0.0.1:3000", "200")]
+    {
+        let whole = info(place).replace("GET /", &format!("GET http://{place}/"));
+        assert_eq!(status(&mut secured.served.connect().await, whole).await, expected, "{place}");
+    }
 }
 
 #[tokio::test]
