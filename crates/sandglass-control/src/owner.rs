@@ -475,7 +475,8 @@ impl<'a> Owner<'a> {
         let CameUp { live, path, why } = outcome?;
         self.row.start_path = path;
         // A server before this one may have slowed it.
-        let pace = if self.row.state == SandboxState::Running { Pace::Idle } else { Pace::Full };
+        let found = matches!(self.row.state, SandboxState::Running | SandboxState::Pausing);
+        let pace = if found { Pace::Idle } else { Pace::Full };
         if !self.settle(Event::Ready, &why).await {
             return Err(Error::new(ErrorKind::Internal, "the sandbox could not be stored as running"));
         }

@@ -160,7 +160,7 @@ pub(crate) enum Was {
     New,
     /// Another sandbox's, of which this one is a copy.
     Another,
-    /// The same one's: its files say so already.
+    /// The same one's: its files say so already, or what its own root made of them.
     Same,
 }
 

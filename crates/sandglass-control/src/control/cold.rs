@@ -73,7 +73,8 @@ impl Control {
             // Both forms are there for a while. Nobody gives way to what nobody waits for.
             let _promise = shared.promises.give(Amount::of(&row.limits).as_image());
             if !room::is_enough(shared).await? {
-                break;
+                // A smaller one may have room.
+                continue;
             }
             match self.compress(&row).await {
                 Ok(Compression::GivenUp) => {}

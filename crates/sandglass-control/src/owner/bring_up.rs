@@ -7,7 +7,7 @@ use sandglass_engine::deadline::Deadline;
 use sandglass_engine::engine::SessionEnds;
 use sandglass_engine::host::{Host, HostError, RefusalKind};
 use sandglass_engine::{Exit, SandboxSpec};
-use sandglass_store::{SandboxRow, StartPath, TemplateSpec};
+use sandglass_store::{MadeFrom, SandboxRow, StartPath, TemplateSpec};
 use sandglass_types::budget::Amount;
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, OnTimeout, PauseMode, ResumeMode, SandboxId, Timestamp};
@@ -176,7 +176,10 @@ async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
         }
         Origin::TemplateDisk(lease, _) => host.boot(spec(row, ends), &lease.id().image()).await?,
         Origin::Copy(lease) | Origin::Template(lease, _) => {
-            lease.expanded(expand(shared, row, lease)).await?;
+            // Nothing else is ever compressed, so nobody else waits behind one that is.
+            if matches!(row.made_from, MadeFrom::Snapshot(_)) {
+                lease.expanded(expand(shared, row, lease)).await?;
+            }
             sandglass_failpoint::hit_async("control.copy.host").await.map_err(crate::injected)?;
             host.restore(spec(row, ends), &lease.id().image()).await.map_err(absent)?;
         }

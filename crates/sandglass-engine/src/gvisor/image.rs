@@ -303,9 +303,10 @@ impl Unfinished {
 
     /// Takes the place of an image that is there, in one step, and outlives a loss of power from then on, if it was flushed
     /// before. What had that name is in this folder now. `Unsupported` on file systems that can't swap two names.
-    fn swap(&self, target: &Path) -> io::Result<()> {
+    fn swap(&mut self, target: &Path) -> io::Result<()> {
         match renameat_with(CWD, &self.image.0, CWD, target, RenameFlags::EXCHANGE) {
-            Ok(()) => sync_name(target),
+            // Whether the disk itself knows of it is not known then, so neither is removed before the next start.
+            Ok(()) => sync_name(target).inspect_err(|_| self.folder.disable_cleanup(true)),
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(io::ErrorKind::Unsupported.into()),
             Err(errno) => Err(errno.into()),
         }

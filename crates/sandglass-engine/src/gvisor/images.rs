@@ -48,8 +48,9 @@ impl GvisorEngine {
         self.found_image(image)?;
         let users = self.users.of(image);
         let Some(_alone) = users.try_change() else { return Ok(Compression::GivenUp) };
-        let go_on = || !users.is_wanted() && !self.leaving.load(Ordering::SeqCst);
-        if !go_on() {
+        let asked = users.asked();
+        let go_on = || users.asked() == asked && !self.leaving.load(Ordering::SeqCst);
+        if users.is_wanted() || !go_on() {
             return Ok(Compression::GivenUp);
         }
         let paths = &self.holdings.paths;

@@ -2,7 +2,7 @@
 //! as somebody wants it; to expand it, all wait who want it, and one of them does it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 use sandglass_types::SandboxId;
@@ -17,7 +17,10 @@ pub(super) struct Users(Mutex<HashMap<SandboxId, Arc<UsersOfOne>>>);
 #[derive(Debug, Default)]
 pub(super) struct UsersOfOne {
     form: RwLock<()>,
+    /// How many want it now.
     wanted: AtomicUsize,
+    /// How often somebody has wanted it.
+    asked: AtomicU64,
 }
 
 /// Somebody who wants an image, until it is dropped.
@@ -36,8 +39,14 @@ impl Users {
 impl UsersOfOne {
     /// Says that somebody wants it.
     pub(super) fn want(&self) -> Wanting<'_> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
         self.wanted.fetch_add(1, Ordering::SeqCst);
         Wanting(self)
+    }
+
+    /// How often somebody has: whoever looks seldom sees by that also who wanted it for a moment.
+    pub(super) fn asked(&self) -> u64 {
+        self.asked.load(Ordering::SeqCst)
     }
 
     /// Whether anybody does.
@@ -96,6 +105,7 @@ mod tests {
         assert!(one.is_wanted(), "the other one wants it still");
         drop(second);
         assert!(!one.is_wanted());
+        assert_eq!(one.asked(), 2);
         // Nobody holds a lock for those who are gone.
         drop(one.change());
         drop((one, other));

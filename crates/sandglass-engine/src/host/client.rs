@@ -117,8 +117,8 @@ const MAX_WRITTEN: usize = 8;
 /// Images that are flushed at one time.
 const MAX_FLUSHED: usize = 2;
 
-/// Images that are expanded at one time.
-const MAX_EXPANDED: usize = 2;
+/// Images that are expanded at one time. Whoever asks for one that need not be has a place as well, for a moment.
+const MAX_EXPANDED: usize = 8;
 
 /// How long somebody waits who wants to know what is on the disk while others are told.
 const MEASURING: Duration = Duration::from_secs(1);

@@ -194,7 +194,7 @@ pub(in super::super) fn compress(
     }
     let wanted = measured.iter().filter(|(_, file)| worth_trying(file));
     room_for(images, wanted.map(|(_, file)| most(file)).sum(), COMPRESSING)?;
-    let unfinished = Unfinished::begin(images).map_err(failed)?;
+    let mut unfinished = Unfinished::begin(images).map_err(failed)?;
     let packed = unfinished.image();
     packed.begin_like(&image).map_err(failed)?;
     let mut list: Vec<Packed> = Vec::new();
@@ -274,7 +274,7 @@ pub(in super::super) fn expand(images: &Path, target: &Path) -> Result<(), Engin
     let list = image.list()?;
     sandglass_failpoint::hit("engine.expand.begin")?;
     room_for(images, list.iter().fold(0, |sum: u64, one| sum.saturating_add(one.content.data)), EXPANDING)?;
-    let unfinished = Unfinished::begin(images).map_err(failed)?;
+    let mut unfinished = Unfinished::begin(images).map_err(failed)?;
     let plain = unfinished.image();
     plain.begin_like(&image).map_err(failed)?;
     for part in image.parts().map_err(failed)? {

@@ -213,7 +213,7 @@ fn what_a_dead_host_left_aside_is_swept_and_the_image_is_whole() {
     std::mem::forget(Unfinished::begin(dir.path()).unwrap());
     assert_eq!(compress(dir.path(), &target, EVER).unwrap(), Compression::Compressed);
     // Right after the swap: the other form is aside.
-    let unfinished = Unfinished::begin(dir.path()).unwrap();
+    let mut unfinished = Unfinished::begin(dir.path()).unwrap();
     std::fs::write(unfinished.image().0.join("new"), "").unwrap();
     unfinished.swap(&target).unwrap();
     unfinished.swap(&target).unwrap();
