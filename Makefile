@@ -30,7 +30,7 @@ serve: setup build ## Start the server here, and print what to paste into anothe
 	exec target/release/sandglass serve
 
 bench: setup build ## Measure what is promised, each against a reference of the same run
-	@for bench in cold-create exec transfer "idle --count 20" "idle --count 60" egress restore pool soak; do \
+	@for bench in cold-create exec transfer "idle --count 20" "idle --count 60" egress edge live restore pool soak; do \
 	  echo; target/release/sandglass bench $$bench || exit 1; done
 
 soak: setup build ## Create, use and end 2,000 sandboxes, pause 200, and see what is left of them

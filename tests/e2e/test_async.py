@@ -157,6 +157,7 @@ async def test_watching(box):
     assert sorted(type(end).__name__ for end in ends) == ["NoneType", "NoneType", "TimeoutException"]
 
 
+@pytest.mark.newest_sdk("it tells a watch nothing of the end of its sandbox")
 async def test_a_watch_ends_with_its_sandbox(server):
     """Its client hears that the sandbox is gone, and not that all went well."""
     sandbox = await AsyncSandbox.create(timeout=60)

@@ -71,6 +71,19 @@ def test_egress():
     assert len(found["memory of serve for an idle connection"]) == 1
 
 
+def test_edge():
+    found = samples(bench("edge", "-n", "3", "--warmup", "0"))
+    assert len(found["a request on a new connection"]) == len(found["reference: from the airlock"]) == 3
+    assert len(found["100 MB of one answer"]) == len(found["reference: 100 MB from the airlock"]) == 1
+    assert min(value for values in found.values() for value in values) > 0
+
+
+def test_live():
+    found = samples(bench("live", "-n", "3", "--warmup", "0"))
+    assert {len(values) for values in found.values()} == {3}
+    assert min(value for values in found.values() for value in values) > 0
+
+
 @pytest.mark.timeout(300)
 def test_pool():
     found = samples(bench("pool", "-n", "2", "--warmup", "0"))
@@ -146,6 +159,6 @@ def test_without_a_server_a_bench_fails(server):
     assert result.returncode == 1 and "127.0.0.1:1" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["cold-create", "exec", "transfer", "idle", "soak", "restore", "pool"])
+@pytest.mark.parametrize("name", ["cold-create", "exec", "transfer", "idle", "soak", "restore", "pool", "edge", "live"])
 def test_every_bench_is_listed_with_its_target(server, name):
     assert any(line.startswith(name) for line in server.cli("bench", "--list").stdout.splitlines())

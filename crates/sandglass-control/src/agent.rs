@@ -73,7 +73,12 @@ pub(crate) async fn attach(
     gone: &CancellationToken,
     tasks: &TaskTracker,
 ) -> Result<Session, Error> {
-    session(host.attach(id).await?, gone, tasks)
+    let ends = host.attach(id).await.map_err(|error| match error.refusal() {
+        // It has ended by itself, which is no state that a client could have known of.
+        Some(RefusalKind::WrongState) => Error::internal(SILENT, error),
+        _ => error.into(),
+    })?;
+    session(ends, gone, tasks)
 }
 
 /// The session over these ends. Its tasks end with `gone`.

@@ -105,12 +105,23 @@ impl Connection {
         cmd: &str,
         args: &[&str],
     ) -> anyhow::Result<Events> {
-        let message = json!({"process": {"cmd": cmd, "args": args}, "stdin": false}).to_string();
+        let message = json!({"process": {"cmd": cmd, "args": args}, "stdin": false});
+        self.stream(sandbox, "/process.Process/Start", &message).await
+    }
+
+    /// What a method of the guest API tells as it happens.
+    pub(crate) async fn stream(
+        &mut self,
+        sandbox: &Reach,
+        method: &str,
+        message: &Value,
+    ) -> anyhow::Result<Events> {
+        let message = message.to_string();
         let mut envelope = vec![0];
         envelope.extend(u32::try_from(message.len())?.to_be_bytes());
         envelope.extend(message.as_bytes());
         let request = self
-            .guest(Method::POST, "/process.Process/Start", sandbox)
+            .guest(Method::POST, method, sandbox)
             .header("keepalive-ping-interval", "50")
             .header("connect-protocol-version", "1")
             .header("connect-accept-encoding", "identity")
@@ -125,6 +136,17 @@ impl Connection {
             bail!("{}", refusal(response).await);
         }
         Ok(Events { body: response.into_body(), buffer: Vec::new() })
+    }
+
+    /// `pty.send_stdin()`.
+    pub(crate) async fn type_in(&mut self, sandbox: &Reach, pid: u32, keys: &[u8]) -> anyhow::Result<()> {
+        let body = json!({"process": {"pid": pid}, "input": {"pty": BASE64.encode(keys)}}).to_string();
+        let request = self
+            .guest(Method::POST, "/process.Process/SendInput", sandbox)
+            .header("connect-protocol-version", "1")
+            .header("content-type", "application/json")
+            .body(Full::from(body).boxed())?;
+        collect(self.sender.send_request(request).await?).await.map(drop)
     }
 
     /// `/bin/bash -l -c COMMAND`, as every command of the SDKs is.
@@ -199,13 +221,18 @@ async fn refusal(response: Response<Incoming>) -> String {
     }
 }
 
-/// What a process did.
+/// What a process did, or became of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    Stdout(Vec<u8>),
+    /// It runs, as the process of this number.
+    Started(u32),
+    /// It wrote to standard output, or to its terminal.
+    Output(Vec<u8>),
+    /// A file of this name is another now.
+    Changed(String),
     /// It ended, with this code.
     End(i64),
-    /// Anything else: it started, it wrote to standard error.
+    /// Anything else: it wrote to standard error.
     Other,
 }
 
@@ -235,9 +262,9 @@ impl Events {
     pub(crate) async fn first_stdout(&mut self) -> anyhow::Result<Vec<u8>> {
         loop {
             match self.next().await? {
-                Some(Event::Stdout(bytes)) => return Ok(bytes),
+                Some(Event::Output(bytes)) => return Ok(bytes),
                 Some(Event::End(_)) | None => bail!("the command ended without output"),
-                Some(Event::Other) => {}
+                Some(_) => {}
             }
         }
     }
@@ -247,11 +274,11 @@ impl Events {
         let mut stdout = Vec::new();
         loop {
             match self.next().await? {
-                Some(Event::Stdout(bytes)) if stdout.len() < MAX_ANSWER => stdout.extend(bytes),
-                Some(Event::Stdout(_)) => bail!("the command writes too much"),
+                Some(Event::Output(bytes)) if stdout.len() < MAX_ANSWER => stdout.extend(bytes),
+                Some(Event::Output(_)) => bail!("the command writes too much"),
                 Some(Event::End(0)) => return Ok(stdout),
                 Some(Event::End(code)) => bail!("the command ended with {code}"),
-                Some(Event::Other) => {}
+                Some(_) => {}
                 None => bail!("the stream ended before the command did"),
             }
         }
@@ -289,9 +316,15 @@ fn parse(flags: u8, message: &[u8]) -> anyhow::Result<Option<Event>> {
             Some(error) => bail!("the stream ended with an error: {error}"),
         };
     }
+    if let Some(name) = message["filesystem"]["name"].as_str() {
+        return Ok(Some(Event::Changed(name.to_owned())));
+    }
     let event = &message["event"];
-    if let Some(text) = event["data"]["stdout"].as_str() {
-        return Ok(Some(Event::Stdout(BASE64.decode(text.as_bytes())?)));
+    if let Some(text) = event["data"]["stdout"].as_str().or_else(|| event["data"]["pty"].as_str()) {
+        return Ok(Some(Event::Output(BASE64.decode(text.as_bytes())?)));
+    }
+    if let Some(pid) = event["start"]["pid"].as_u64() {
+        return Ok(Some(Event::Started(u32::try_from(pid)?)));
     }
     Ok(Some(match event.get("end") {
         // A code of 0 is left out.
@@ -363,8 +396,12 @@ mod tests {
     #[test]
     fn events_are_what_a_server_was_seen_to_send() {
         let event = |text: &str| parse(0, text.as_bytes()).unwrap().unwrap();
-        assert_eq!(event(r#"{"event":{"start":{"pid":7}}}"#), Event::Other);
-        assert_eq!(event(r#"{"event":{"data":{"stdout":"aGkK"}}}"#), Event::Stdout(b"hi\n".to_vec()));
+        assert_eq!(event(r#"{"event":{"start":{"pid":7}}}"#), Event::Started(7));
+        assert_eq!(event(r#"{"event":{"data":{"stdout":"aGkK"}}}"#), Event::Output(b"hi\n".to_vec()));
+        assert_eq!(event(r#"{"event":{"data":{"pty":"cQ=="}}}"#), Event::Output(b"q".to_vec()));
+        let changed = r#"{"filesystem":{"name":"a/b","type":"EVENT_TYPE_CREATE"}}"#;
+        assert_eq!(event(changed), Event::Changed("a/b".into()));
+        assert_eq!(event(r#"{"start":{}}"#), Event::Other);
         assert_eq!(event(r#"{"event":{"data":{"stderr":"aGkK"}}}"#), Event::Other);
         assert_eq!(event(r#"{"event":{"end":{"exited":true,"status":"exit status 0"}}}"#), Event::End(0));
         assert_eq!(event(r#"{"event":{"end":{"exited":true,"exitCode":3}}}"#), Event::End(3));

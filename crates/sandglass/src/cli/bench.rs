@@ -67,6 +67,22 @@ pub(crate) enum Which {
         #[arg(short, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
         n: u32,
     },
+    /// Requests to a program's port through the edge, against the same from inside its airlock
+    Edge {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        samples: Samples,
+    },
+    /// The echo of a key in a terminal, word of a changed file, and many streams at one time
+    Live {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        there: There,
+        #[command(flatten)]
+        samples: Samples,
+    },
     /// From asking for a sandbox of a warm pool to the first output of a command in it
     Pool {
         #[command(flatten)]

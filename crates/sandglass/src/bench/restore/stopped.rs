@@ -52,7 +52,7 @@ async fn longest_silence<T>(
         tokio::select! {
             event = ticks.next() => match event?.context("the stream ended before the program did")? {
                 Event::End(code) => bail!("the program ended with {code}"),
-                Event::Stdout(_) | Event::Other => {
+                _ => {
                     longest = longest.max(last.elapsed());
                     last = Instant::now();
                 }
