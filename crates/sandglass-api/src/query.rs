@@ -53,6 +53,15 @@ impl Query {
         self.0.iter().rev().find(|(k, v)| k == key && !v.is_empty()).map(|(_, v)| v.as_str())
     }
 
+    /// The number under `key`, 0 or more; `what` says what else it must be, to who wrote something else.
+    ///
+    /// # Errors
+    /// It is none.
+    pub(crate) fn number(&self, key: &str, what: &str) -> Result<Option<i64>, ApiError> {
+        let wrong = || ApiError::invalid(format!("{key} must be {what}"));
+        self.one(key).map(|text| text.parse().ok().filter(|n: &i64| *n >= 0).ok_or_else(wrong)).transpose()
+    }
+
     /// All values under `key`, whether they were joined by commas or came in repeated keys.
     pub(crate) fn many<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         self.0

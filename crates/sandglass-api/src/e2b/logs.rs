@@ -106,13 +106,7 @@ struct Wanted {
 
 impl Wanted {
     fn read(query: &Query, from: &str, forward: bool) -> Result<Self, ApiError> {
-        let whole = |key: &str| {
-            let wrong = || ApiError::invalid(format!("{key} must be a whole number, 0 or more"));
-            query
-                .one(key)
-                .map(|text| text.parse().ok().filter(|n: &i64| *n >= 0).ok_or_else(wrong))
-                .transpose()
-        };
+        let whole = |key| query.number(key, "a whole number, 0 or more");
         let limit = match whole("limit")? {
             None => MAX_ENTRIES,
             Some(limit) => usize::try_from(limit).unwrap_or(MAX_ENTRIES).min(MAX_ENTRIES),

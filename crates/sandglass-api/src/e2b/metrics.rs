@@ -20,6 +20,9 @@ use crate::router::ApiState;
 /// Most sandboxes of one question.
 const MAX_ASKED: usize = 100;
 
+/// What an end of a window is.
+const SECONDS: &str = "a number of seconds since 1970";
+
 pub(crate) fn router() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(metrics)).routes(routes!(last_metrics))
 }
@@ -74,12 +77,6 @@ struct SandboxesMetrics {
     sandboxes: BTreeMap<String, SandboxMetric>,
 }
 
-/// An end of a window, in seconds since 1970.
-fn seconds(query: &Query, key: &str) -> Result<Option<i64>, ApiError> {
-    let wrong = || ApiError::invalid(format!("{key} must be a number of seconds since 1970"));
-    query.one(key).map(|text| text.parse().ok().filter(|n: &i64| *n >= 0).ok_or_else(wrong)).transpose()
-}
-
 #[utoipa::path(get, path = "/sandboxes/{id}/metrics", tag = "e2b", params(("id" = String, Path),
     ("start" = Option<i64>, Query, description = "Seconds since 1970; the first sample if absent"),
     ("end" = Option<i64>, Query, description = "Seconds since 1970, that second included; now if absent")),
@@ -95,7 +92,7 @@ async fn metrics(
     RawQuery(query): RawQuery,
 ) -> Result<axum::Json<Vec<SandboxMetric>>, ApiError> {
     let query = Query::parse(query.as_deref())?;
-    let (start, end) = (seconds(&query, "start")?, seconds(&query, "end")?);
+    let (start, end) = (query.number("start", SECONDS)?, query.number("end", SECONDS)?);
     if let (Some(start), Some(end)) = (start, end)
         && start > end
     {
