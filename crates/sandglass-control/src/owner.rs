@@ -15,8 +15,8 @@ use sandglass_engine::engine::Pace;
 use sandglass_engine::host::HostError;
 use sandglass_store::{SandboxRow, Transition};
 use sandglass_types::error::Chain;
-use sandglass_types::{Error, ErrorKind, PauseMode, SandboxId, SandboxState, Timestamp};
-use tokio::sync::{mpsc, watch};
+use sandglass_types::{Error, ErrorKind, PauseMode, SandboxState};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -24,13 +24,14 @@ use tracing::{Instrument as _, Span};
 
 use self::auto_pause::Tries;
 pub(crate) use self::bring_up::Origin;
-use self::bring_up::{CameUp, Means, bring_up, deadline, exit_of, keep_deadline};
+use self::bring_up::{CameUp, Means, bring_up, exit_of, keep_deadline};
 pub(crate) use self::capture::{Captured, Wanted};
-use self::idle::Idle;
+use self::lease::budget;
 use self::pause::{Ended, Pausing};
 use self::request::Reply;
 pub(crate) use self::request::{Asked, Handle, Request};
 pub(crate) use self::unused::make_unused;
+use self::window::Window;
 use crate::egress;
 use crate::governor;
 use crate::lifecycle::{self, Event, Next};
@@ -42,10 +43,13 @@ mod ahead;
 mod auto_pause;
 mod bring_up;
 mod capture;
+mod end;
 mod idle;
+mod lease;
 mod pause;
 mod request;
 mod unused;
+mod window;
 
 /// The waits between tries of something that must succeed in the end: each is twice as long as the one before.
 #[derive(Debug)]
@@ -437,35 +441,6 @@ impl<'a> Owner<'a> {
         Life::Ends
     }
 
-    /// The end that could not be stored. Mostly the disk is full, perhaps with what this very sandbox wrote, so it goes
-    /// first and makes room. Should this server die before the end is stored, the next one finds a sandbox without
-    /// processes, and ends it as well.
-    async fn remove_and_settle(&mut self, event: Event, why: &str, mut killer: Option<Reply>) {
-        let (mut removed, mut pauses) = (false, Pauses::new());
-        loop {
-            removed = removed || self.remove().await;
-            let stored = self.settle(event, why).await;
-            if let Some(killer) = killer.take_if(|_| removed || stored) {
-                let _gone = killer.send(Ok(()));
-            }
-            if stored {
-                return;
-            }
-            self.answer_for(pauses.next()).await;
-        }
-    }
-
-    /// Lets time pass. Requests are answered meanwhile.
-    async fn answer_for(&mut self, pause: Duration) {
-        let mut passed = std::pin::pin!(sleep(pause));
-        loop {
-            tokio::select! {
-                () = &mut passed => return,
-                Some((_, request)) = self.next_request() => answer_at_end(&self.row.id, request),
-            }
-        }
-    }
-
     async fn arrived(
         &mut self,
         outcome: Result<CameUp, Error>,
@@ -563,43 +538,6 @@ impl<'a> Owner<'a> {
         }
     }
 
-    async fn set_end(&mut self, end_at: Timestamp, only_later: bool) -> Result<Timestamp, Error> {
-        let now = self.shared.clock.now();
-        self.set_end_of(end_at, only_later, now).await
-    }
-
-    /// The same for one whose time was not up at `asked`, but may be by now.
-    async fn set_end_of(
-        &mut self,
-        end_at: Timestamp,
-        only_later: bool,
-        asked: Timestamp,
-    ) -> Result<Timestamp, Error> {
-        let (id, now) = (self.row.id.clone(), self.shared.clock.now());
-        // The host's deadline, which comes true without a server, is never earlier than the store's: it moves first where
-        // it moves back, and last where it moves forth. Should this server die in between, the sandbox lives longer than
-        // it need by no more than it was asked to, and never shorter than anybody was told.
-        let wanted = end_at.min(self.row.max_end_at);
-        let steady = Instant::now();
-        let latest = (self.row.end_at.max(wanted), self.ends.max(steady + wanted.since(now)));
-        if latest != (self.row.end_at, self.ends) {
-            self.shared.host.set_deadline(&id, deadline(&self.row, latest.0, latest.1)).await?;
-        }
-        sandglass_failpoint::hit_async("control.deadline.store").await.map_err(crate::injected)?;
-        let stored = self.shared.store.set_end(&id, end_at, only_later, asked).await;
-        let stored = stored.map_err(|error| Error::internal("the timeout could not be stored", error))?;
-        let end = stored.ok_or_else(|| crate::not_found(&id))?;
-        self.ends = moved(self.ends, (end_at, end), (now, steady));
-        self.row.end_at = end;
-        if latest != (self.row.end_at, self.ends)
-            && let Err(error) = self.shared.host.set_deadline(&id, deadline(&self.row, end, self.ends)).await
-        {
-            // It is in force: this server ends the sandbox in time, and so does the next one.
-            tracing::error!(sandbox = %id, error = %Chain(&error), "without a server it would live longer");
-        }
-        Ok(end)
-    }
-
     async fn set_policy(&mut self, policy: Policy, internet: Option<bool>) -> Result<(), Error> {
         let (effective, _) = self.shared.config.egress.effective(&policy)?;
         let stored = self.shared.store.set_policy(&self.row.id, &policy, internet).await;
@@ -612,61 +550,6 @@ impl<'a> Owner<'a> {
         }
         Ok(())
     }
-
-    /// Removes all that it owns, however often that takes.
-    async fn end(&mut self) {
-        self.make_unreachable();
-        let (started, mut pauses) = (Instant::now(), Pauses::new());
-        loop {
-            if self.remove().await && self.remove_image().await {
-                self.settle(Event::Removed, "nothing of it is left").await;
-            }
-            if self.row.state == SandboxState::Ended {
-                self.shared.metrics.removed(started.elapsed());
-                return;
-            }
-            self.answer_for(pauses.next()).await;
-        }
-    }
-
-    /// Removes the image that it may have been paused to. `true` if there is none any more.
-    async fn remove_image(&self) -> bool {
-        let removed = self.shared.host.remove_image(&self.row.id).await;
-        if let Err(error) = &removed {
-            tracing::error!(sandbox = %self.row.id, error = %Chain(error), "its image could not be removed yet");
-        }
-        removed.is_ok()
-    }
-
-    /// One try. Requests are answered meanwhile.
-    async fn remove(&mut self) -> bool {
-        let mut destroying = Box::pin({
-            let (host, id) = (self.shared.host.clone(), self.row.id.clone());
-            async move {
-                sandglass_failpoint::hit_async("control.end.destroy").await.map_err(crate::injected)?;
-                host.destroy(&id).await.map_err(Error::from)
-            }
-        });
-        loop {
-            tokio::select! {
-                outcome = &mut destroying => {
-                    if let Err(error) = &outcome {
-                        tracing::error!(sandbox = %self.row.id, error = %Chain(error), "could not be removed yet");
-                    }
-                    return outcome.is_ok();
-                }
-                Some((_, request)) = self.next_request() => answer_at_end(&self.row.id, request),
-            }
-        }
-    }
-}
-
-/// How long a sandbox may live from `now`: a wall clock that was set back while nobody looked gives it no more than all of
-/// its time again.
-fn budget(row: &SandboxRow, now: Timestamp) -> Duration {
-    let (left, all) = (row.end_at.since(now), row.end_at.since(row.created_at));
-    // An end before the creation was set by such a clock.
-    if all.is_zero() { left } else { left.min(all) }
 }
 
 impl Drop for Owner<'_> {
@@ -676,55 +559,9 @@ impl Drop for Owner<'_> {
     }
 }
 
-/// What is answered once the end has begun.
-fn answer_at_end(id: &SandboxId, request: Request) {
-    match request {
-        Request::Kill(reply) => drop(reply.send(Ok(()))),
-        Request::Capture { reply, .. } => {
-            drop(reply.send(Err(Error::new(ErrorKind::Conflict, "the sandbox is being ended"))));
-        }
-        request => request.refuse(crate::not_found(id)),
-    }
-}
-
 /// What is answered to who wants something of a sandbox that is on the way to a pause or back.
 fn in_between(row: &SandboxRow) -> Error {
     crate::in_between(row.state).unwrap_or_else(|| crate::not_found(&row.id))
-}
-
-/// The idle window of a sandbox that can be reached.
-struct Window {
-    idle: Idle,
-    streams: watch::Receiver<usize>,
-}
-
-impl Window {
-    /// That of a sandbox that has one.
-    fn of(row: &SandboxRow, live: &Live) -> Option<Self> {
-        let idle = Idle::new(row.lifetime.idle?, Instant::now());
-        Some(Self { idle, streams: live.streams() })
-    }
-
-    /// Whether nobody has used it for so long. Its agent is asked only where no stream says more.
-    async fn is_over(&mut self, live: &Live) -> bool {
-        let now = Instant::now();
-        // Also one that was there between two looks.
-        let changed = self.streams.has_changed().unwrap_or(false);
-        if *self.streams.borrow_and_update() > 0 || changed {
-            self.idle.used(now);
-        }
-        if !self.idle.wants_to_know(now) {
-            return false;
-        }
-        let said = live.idle().await.inspect_err(|error| {
-            tracing::debug!(sandbox = %live.id(), error = %Chain(error), "it can't be said whether it is idle");
-        });
-        // Somebody may have come while it was asked.
-        if *self.streams.borrow() > 0 || self.streams.has_changed().unwrap_or(false) {
-            return false;
-        }
-        self.idle.told(now, said.ok())
-    }
 }
 
 /// How the life of a sandbox on the machine is over.
@@ -757,19 +594,9 @@ async fn output_of<F: Future + Unpin>(future: &mut Option<F>) -> F::Output {
     }
 }
 
-/// When its time is up by the steady clock, that was `ends`, after somebody asked for one end and the store has put another
-/// or the same in force. `now` is the time by both clocks.
-fn moved(ends: Instant, (asked, end): (Timestamp, Timestamp), now: (Timestamp, Instant)) -> Instant {
-    let at = |time: Timestamp| now.1 + time.since(now.0);
-    // Later than asked for is what it was before, and perhaps only seems to be later.
-    if end > asked { ends.max(at(asked)) } else { at(end) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const HOUR: Duration = Duration::from_secs(3600);
 
     #[test]
     fn pauses_grow_to_a_bound() {
@@ -777,21 +604,5 @@ mod tests {
         let first: Vec<_> = (0..9).map(|_| pauses.next().as_millis()).collect();
         assert_eq!(first, [50, 100, 200, 400, 800, 1600, 3200, 6400, 10_000]);
         assert_eq!(pauses.next(), Pauses::LONGEST);
-    }
-
-    #[test]
-    fn an_end_moves_by_the_clock_of_the_moment() {
-        let (wall, steady) = (Timestamp::from_millis(0).plus(HOUR * 1000), Instant::now());
-        let now = (wall, steady);
-        let moved = |ends, asked, end| moved(steady + ends, (wall.plus(asked), wall.plus(end)), now) - steady;
-        assert_eq!(moved(HOUR, HOUR * 2, HOUR * 2), HOUR * 2);
-        assert_eq!(moved(HOUR, HOUR / 2, HOUR / 2), HOUR / 2);
-        // Cut at the longest life.
-        assert_eq!(moved(HOUR, HOUR * 9, HOUR * 5), HOUR * 5);
-        // It lives longer anyway.
-        assert_eq!(moved(HOUR * 3, HOUR, HOUR * 3), HOUR * 3);
-        // The wall clock was set back: it only seems to live for a day more, and gets what was asked for.
-        assert_eq!(moved(HOUR, HOUR * 2, HOUR * 25), HOUR * 2);
-        assert_eq!(moved(HOUR * 3, HOUR * 2, HOUR * 25), HOUR * 3);
     }
 }
