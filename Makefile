@@ -68,4 +68,4 @@ fmt: ## Format the code
 
 clean: ## Remove what was built (not the templates in /var/cache/sandglass)
 	cargo clean
-	rm -rf .venv .venv-2.45.1 tests/js/node_modules .pytest_cache
+	rm -rf .venv .venv-* tests/js/node_modules .pytest_cache

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what building, running and testing Sandglass needs on a Debian machine: Debian packages, programs that the
-# tests attack with, in tests/tools, and the SDKs that they use, in .venv, .venv-2.45.1 and tests/js/node_modules. Run it
-# as often as you like: it only does what is missing.
+# tests attack with, in tests/tools, and the SDKs and frameworks that they use, in .venv, .venv-* and tests/js/node_modules.
+# Run it as often as you like: it only does what is missing.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -144,7 +144,9 @@ python_packages() {
   installed $status "$1/.installed" "$2"
 }
 python_packages .venv tests/requirements.txt
-python_packages .venv-2.45.1 tests/requirements-2.45.1.txt
+for other in 2.45.1 openai-agents deepagents; do
+  python_packages ".venv-$other" "tests/requirements-$other.txt"
+done
 
 # Node and npm are among the Python packages: Debian 12's are too old for the SDK.
 if ! is_fresh tests/js/node_modules/.installed tests/js/package.json; then
