@@ -48,7 +48,9 @@ def outsider(server) -> httpx.Client:
 
 @pytest.fixture(scope="module")
 def owned(server):
-    """What there is of the first team: a sandbox, a snapshot, and a user's sandbox."""
+    """What there is of the first team: itself, a key, a sandbox, a snapshot, and a user's sandbox."""
+    [team] = httpx.get(f"{server.url}/teams", headers=server.headers).json()
+    [key, *_] = httpx.get(f"{server.url}/api-keys", headers=server.headers).json()
     with Sandbox.create(timeout=900, metadata={"of": "the first team"}) as sandbox:
         snapshot = sandbox.create_snapshot(name="owned")
         user = httpx.put(
@@ -57,14 +59,21 @@ def owned(server):
             json={"templateID": "base", "timeout": 900},
             timeout=60,
         ).json()
-        yield {"sandbox": sandbox.sandbox_id, "snapshot": snapshot.snapshot_id, "assigned": user["sandbox"]["id"]}
+        yield {
+            "team": team["teamID"],
+            "key": key["id"],
+            "sandbox": sandbox.sandbox_id,
+            "snapshot": snapshot.snapshot_id,
+            "assigned": user["sandbox"]["id"],
+        }
         Sandbox.delete_snapshot(snapshot.snapshot_id)
         Sandbox.kill(user["sandbox"]["id"])
 
 
 def filled(path: str, owned: dict[str, str]) -> str:
     """The path with what is the first team's in it."""
-    what = "snapshot" if "snapshots/{id}" in path or "templates/{id}" in path else "sandbox"
+    kinds = {"snapshots": "snapshot", "templates": "snapshot", "teams": "team", "api-keys": "key"}
+    what = next((kind for noun, kind in kinds.items() if f"{noun}/{{id}}" in path), "sandbox")
     return path.format(id=owned[what], user="somebody", port="8000", name="base")
 
 
@@ -72,13 +81,16 @@ def body_for(method: str, path: str, owned: dict[str, str]):
     """A body that would be fine if it were the owner's."""
     if (method, path) in {("post", "/sandboxes"), ("post", "/v2/sandboxes")}:
         return {"templateID": owned["snapshot"], "timeout": 60}
+    if "api-keys" in path:
+        return {"name": "theirs"} if "{" in path else {}
     return {"timeout": 60} if "requestBody" in DOCUMENT["paths"][path][method] else None
 
 
 def owner_sees_all(server, owned) -> bool:
     states = [Sandbox.get_info(owned[what]).state.value for what in ("sandbox", "assigned")]
     snapshot = httpx.get(f"{server.url}/v1/snapshots/{owned['snapshot']}", headers=server.headers)
-    return states == ["running", "running"] and snapshot.status_code == 200
+    keys = httpx.get(f"{server.url}/api-keys", headers=server.headers).json()
+    return states == ["running", "running"] and snapshot.status_code == 200 and owned["key"] in [key["id"] for key in keys]
 
 
 @pytest.mark.parametrize("method, path", ENDPOINTS)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from e2b import Sandbox
 from support import ROOT
@@ -49,8 +50,12 @@ def test_answers_about_what_is_there_are_as_the_document_says(server, tmp_path):
         snapshot = sandbox.create_snapshot()
         try:
             there = {"path.id": sandbox.sandbox_id, "path.port": "8000", "path.name": "base"}
-            gets = ["--include-method", "GET", "--exclude-path-regex", "^/v1/(snapshots|assignments)/"]
+            gets = ["--include-method", "GET", "--exclude-path-regex", "^/v1/(snapshots|assignments)/|^/teams/"]
             said = hold(server, tmp_path, there, *gets)
+            assert "404 Not Found" not in said, said
+            [team] = httpx.get(f"{server.url}/teams", headers=server.headers).json()
+            there = {"path.id": team["teamID"], "query.metric": "sandbox_start_rate"}
+            said = hold(server, tmp_path, there, "--include-path-regex", "^/teams/")
             assert "404 Not Found" not in said, said
             there = {"path.id": snapshot.snapshot_id}
             said = hold(server, tmp_path, there, "--include-name", "GET /v1/snapshots/{id}")

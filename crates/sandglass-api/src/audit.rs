@@ -9,7 +9,7 @@ use axum::response::{IntoResponse as _, Response};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use percent_encoding::percent_decode_str;
 use sandglass_store::{AuditEntry, Identity};
-use sandglass_types::{Clock as _, SandboxId, SystemClock, UserName};
+use sandglass_types::{Clock as _, KeyId, SandboxId, SystemClock, UserName};
 use tracing::Instrument as _;
 use tracing::field::Empty;
 use uuid::Uuid;
@@ -32,7 +32,17 @@ pub(crate) struct Who(pub(crate) Arc<OnceLock<Identity>>);
 
 /// What a call made, for the audit: a row for each.
 #[derive(Debug, Clone)]
-pub(crate) struct Made(pub(crate) Vec<SandboxId>);
+pub(crate) struct Made(Vec<String>);
+
+impl Made {
+    pub(crate) fn sandboxes<'a>(ids: impl IntoIterator<Item = &'a SandboxId>) -> Self {
+        Self(ids.into_iter().map(ToString::to_string).collect())
+    }
+
+    pub(crate) fn key(id: KeyId) -> Self {
+        Self(vec![id.to_string()])
+    }
+}
 
 /// What else there is to say of a call that succeeded, for the audit.
 #[derive(Debug, Clone)]
@@ -147,7 +157,7 @@ impl Call {
         if made.is_empty() {
             return vec![entry];
         }
-        made.iter().map(|id| AuditEntry { target: Some(id.to_string()), ..entry.clone() }).collect()
+        made.iter().map(|id| AuditEntry { target: Some(id.clone()), ..entry.clone() }).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use axum::extract::FromRequestParts;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, StatusCode};
 use sandglass_store::Identity;
 use sandglass_types::TeamId;
 
@@ -64,6 +64,44 @@ impl FromRequestParts<ApiState> for Operator {
             "this is for operators: make a key for one with `sandglass key create --operator`",
         ))
     }
+}
+
+/// Whom a valid key that came with the request acts for, and as what.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Holder(pub(crate) Identity);
+
+impl FromRequestParts<ApiState> for Holder {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &ApiState) -> Result<Self, ApiError> {
+        identify(parts, state).await.map(Self)
+    }
+}
+
+/// The same team, and the secret of the key itself, for who is told what they sent.
+pub(crate) struct Presented {
+    pub(crate) team: TeamId,
+    pub(crate) secret: String,
+}
+
+impl FromRequestParts<ApiState> for Presented {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &ApiState) -> Result<Self, ApiError> {
+        let team = identify(parts, state).await?.team;
+        Ok(Self { team, secret: secret(&parts.headers)?.to_owned() })
+    }
+}
+
+/// Refuses a request that says that it is about another team than that of its key. Whether that one is there is not told.
+///
+/// # Errors
+/// 404.
+pub(crate) fn own_team(team: TeamId, named: &str) -> Result<(), ApiError> {
+    if named.parse() == Ok(team) {
+        return Ok(());
+    }
+    Err(ApiError::new(StatusCode::NOT_FOUND, "the key of this request is of no such team"))
 }
 
 async fn identify(parts: &Parts, state: &ApiState) -> Result<Identity, ApiError> {

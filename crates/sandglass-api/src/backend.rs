@@ -7,18 +7,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{
-    CameBy, Control, CreateSandbox, DialError, DiskUse, KnownTemplate, ListSnapshots, Live, LogEntry,
+    CameBy, Control, CreateSandbox, DialError, DiskUse, KnownTemplate, ListSnapshots, Live, LogEntry, NewKey,
     Sleeper, TemplateDefinition, TrafficToken,
 };
 use sandglass_egress::policy::{Effective, Policy, RequestHost, Warning};
 use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::Stats;
 use sandglass_store::{
-    Assignment, AuditEntry, Event, Identity, ListFilter, ListPage, Sample, SandboxRow, SnapshotPage,
-    SnapshotRow,
+    ApiKey, Assignment, AuditEntry, Event, Identity, ListFilter, ListPage, Sample, SandboxRow, SnapshotPage,
+    SnapshotRow, Team, TeamSample,
 };
 use sandglass_types::{
-    Error, Limits, PauseMode, Reference, ResumeMode, SandboxId, SnapshotId, TeamId, Timestamp, UserName,
+    Error, KeyId, Limits, Name, PauseMode, Reference, ResumeMode, SandboxId, SnapshotId, TeamId, Timestamp,
+    UserName,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
@@ -107,7 +108,18 @@ pub(crate) trait Backend: Send + Sync + 'static {
         from: Option<Timestamp>,
         to: Option<Timestamp>,
     ) -> Result<(Limits, Vec<Sample>), Error>;
-    async fn last_sample(&self, team: TeamId, id: &SandboxId) -> Result<(Limits, Option<Sample>), Error>;
+    async fn last_samples(&self, team: TeamId, ids: &[SandboxId]) -> Result<Vec<(Limits, Sample)>, Error>;
+    async fn team_samples(
+        &self,
+        team: TeamId,
+        from: Option<Timestamp>,
+        to: Option<Timestamp>,
+    ) -> Result<Vec<TeamSample>, Error>;
+    async fn team(&self, team: TeamId) -> Result<Team, Error>;
+    async fn keys(&self, team: TeamId) -> Result<Vec<ApiKey>, Error>;
+    async fn create_key(&self, by: &Identity, name: Name) -> Result<NewKey, Error>;
+    async fn rename_key(&self, by: &Identity, id: KeyId, name: &Name) -> Result<ApiKey, Error>;
+    async fn end_key(&self, by: &Identity, id: KeyId) -> Result<(), Error>;
 
     /// How long nobody has used it, if that is known.
     async fn unused(&self, team: TeamId, id: &SandboxId) -> Result<Option<Duration>, Error>;
@@ -345,8 +357,37 @@ impl Backend for Control {
         Self::samples(self, team, id, from, to).await
     }
 
-    async fn last_sample(&self, team: TeamId, id: &SandboxId) -> Result<(Limits, Option<Sample>), Error> {
-        Self::last_sample(self, team, id).await
+    async fn last_samples(&self, team: TeamId, ids: &[SandboxId]) -> Result<Vec<(Limits, Sample)>, Error> {
+        Self::last_samples(self, team, ids).await
+    }
+
+    async fn team_samples(
+        &self,
+        team: TeamId,
+        from: Option<Timestamp>,
+        to: Option<Timestamp>,
+    ) -> Result<Vec<TeamSample>, Error> {
+        Self::team_samples(self, team, from, to).await
+    }
+
+    async fn team(&self, team: TeamId) -> Result<Team, Error> {
+        Self::team(self, team).await
+    }
+
+    async fn keys(&self, team: TeamId) -> Result<Vec<ApiKey>, Error> {
+        Self::keys(self, team).await
+    }
+
+    async fn create_key(&self, by: &Identity, name: Name) -> Result<NewKey, Error> {
+        Self::create_key(self, by, name).await
+    }
+
+    async fn rename_key(&self, by: &Identity, id: KeyId, name: &Name) -> Result<ApiKey, Error> {
+        Self::rename_key(self, by, id, name).await
+    }
+
+    async fn end_key(&self, by: &Identity, id: KeyId) -> Result<(), Error> {
+        Self::end_key(self, by, id).await
     }
 
     async fn unused(&self, team: TeamId, id: &SandboxId) -> Result<Option<Duration>, Error> {

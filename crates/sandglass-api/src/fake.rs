@@ -1,5 +1,7 @@
 //! A product in memory, for tests of the faces.
 
+mod net;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
@@ -8,19 +10,18 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{
-    CameBy, CreateSandbox, DialError, DiskUse, KnownTemplate, ListSnapshots, LogEntry, LogLevel, Sleeper,
-    TemplateDefinition, TrafficToken,
+    CameBy, CreateSandbox, DialError, DiskUse, KnownTemplate, ListSnapshots, LogEntry, LogLevel, NewKey,
+    Sleeper, TemplateDefinition, TrafficToken,
 };
 use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroundings, Warning};
-use sandglass_egress::proxy::Direct;
 use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_engine::{EngineInfo, Footprint, Stats};
 use sandglass_store::{
-    Assignment, AuditEntry, Event, Identity, ImageState, ListFilter, ListPage, MadeFrom, Order, PageCursor,
-    Purpose, Sample, SandboxRow, SnapshotName, SnapshotPage, SnapshotRow,
+    ApiKey, Assignment, AuditEntry, Event, Identity, ImageState, ListFilter, ListPage, MadeFrom, Order,
+    PageCursor, Purpose, Sample, SandboxRow, SnapshotName, SnapshotPage, SnapshotRow, Team, TeamSample,
 };
 use sandglass_types::{
-    Error, ErrorKind, KeyId, Lifetime, Limits, OnTimeout, PauseMode, Reference, ResumeMode, SandboxId,
+    Error, ErrorKind, KeyId, Lifetime, Limits, Name, OnTimeout, PauseMode, Reference, ResumeMode, SandboxId,
     SandboxState, SnapshotId, TeamId, Timestamp, UserName,
 };
 use tokio::net::TcpStream;
@@ -28,7 +29,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backend::{Backend, Stream, Upstream};
 use crate::e2b::wire::tests::row;
-use crate::server::Tls;
+
+pub(crate) use net::{Guest, PATIENCE, Served, Wire};
 
 /// The keys of two teams. The first one is an operator's.
 pub(crate) const KEY: &str = "e2b_0123456789012345678901234567890123456789";
@@ -41,6 +43,7 @@ pub(crate) struct Fake {
     engine: EngineInfo,
     identities: [Identity; 2],
     pub(crate) audit: Mutex<Vec<AuditEntry>>,
+    keys: Mutex<Vec<ApiKey>>,
     domain: Option<String>,
     rows: Mutex<Vec<SandboxRow>>,
     snapshots: Mutex<Vec<SnapshotRow>>,
@@ -79,6 +82,7 @@ impl Fake {
             },
             identities: [identity(true), identity(false)],
             audit: Mutex::default(),
+            keys: Mutex::default(),
             domain: Some("sbx.test".into()),
             rows: Mutex::default(),
             snapshots: Mutex::default(),
@@ -541,8 +545,52 @@ impl Backend for Fake {
         })
     }
 
-    async fn last_sample(&self, team: TeamId, id: &SandboxId) -> Result<(Limits, Option<Sample>), Error> {
-        self.change(team, id, |row| (row.limits, Some(sample(row))))
+    async fn last_samples(&self, team: TeamId, ids: &[SandboxId]) -> Result<Vec<(Limits, Sample)>, Error> {
+        let seen = |id: &SandboxId| self.change(team, id, |row| (row.limits, sample(row))).ok();
+        Ok(ids.iter().filter_map(seen).collect())
+    }
+
+    async fn team_samples(
+        &self,
+        team: TeamId,
+        from: Option<Timestamp>,
+        _: Option<Timestamp>,
+    ) -> Result<Vec<TeamSample>, Error> {
+        let count = self.rows.lock().unwrap().iter().filter(|row| row.team == team).count();
+        let at = from.unwrap_or(Timestamp::from_millis(60_500));
+        let concurrent = u32::try_from(count).unwrap();
+        Ok(vec![TeamSample { at, concurrent, made: 3, span: Duration::from_secs(60) }])
+    }
+
+    async fn team(&self, team: TeamId) -> Result<Team, Error> {
+        let created_at = Timestamp::from_millis(0);
+        Ok(Team { id: team, name: "acme".into(), created_at, revoked_at: None })
+    }
+
+    async fn keys(&self, team: TeamId) -> Result<Vec<ApiKey>, Error> {
+        let keys = self.keys.lock().unwrap();
+        Ok(keys.iter().filter(|key| key.team == team).cloned().collect())
+    }
+
+    async fn create_key(&self, by: &Identity, name: Name) -> Result<NewKey, Error> {
+        let now = Timestamp::from_millis(0);
+        let new = NewKey::random(by.team, name, false, Some(by.key), now)?;
+        self.keys.lock().unwrap().push(new.key.clone());
+        Ok(new)
+    }
+
+    async fn rename_key(&self, by: &Identity, id: KeyId, name: &Name) -> Result<ApiKey, Error> {
+        let mut keys = self.keys.lock().unwrap();
+        let found = keys.iter_mut().find(|key| key.id == id && key.team == by.team).ok_or_else(not_found)?;
+        found.name = name.to_string();
+        Ok(found.clone())
+    }
+
+    async fn end_key(&self, by: &Identity, id: KeyId) -> Result<(), Error> {
+        let mut keys = self.keys.lock().unwrap();
+        let at = keys.iter().position(|key| key.id == id && key.team == by.team).ok_or_else(not_found)?;
+        keys.remove(at);
+        Ok(())
     }
 
     async fn unused(&self, team: TeamId, id: &SandboxId) -> Result<Option<Duration>, Error> {
@@ -616,48 +664,6 @@ impl Upstream for FakeLive {
     }
 }
 
-/// A server of the test's product on a port of its own; dropping it ends it.
-pub(crate) struct Served {
-    pub(crate) fake: Arc<Fake>,
-    pub(crate) address: SocketAddr,
-    pub(crate) dial: Direct,
-    pub(crate) shutdown: CancellationToken,
-    pub(crate) done: tokio::task::JoinHandle<()>,
-}
-
-impl Served {
-    pub(crate) async fn start() -> Self {
-        Self::with(crate::server::Settings { drain: Duration::from_millis(200), ..Default::default() }).await
-    }
-
-    pub(crate) async fn with(settings: crate::server::Settings) -> Self {
-        Self::behind(None, settings).await
-    }
-
-    /// With TLS, if there is any.
-    pub(crate) async fn behind(tls: Option<Tls>, settings: crate::server::Settings) -> Self {
-        let fake = Fake::new();
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let shutdown = CancellationToken::new();
-        let (dial, callers) = Direct::new(800);
-        let running = crate::server::run(listener, callers, tls, fake.clone(), shutdown.clone(), settings);
-        #[allow(clippy::disallowed_methods, reason = "the handle is kept")]
-        let done = tokio::spawn(running);
-        Self { fake, address, dial, shutdown, done }
-    }
-
-    pub(crate) async fn connect(&self) -> Wire {
-        Wire::new(TcpStream::connect(self.address).await.unwrap())
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.done.abort();
-    }
-}
-
 /// What a sandbox used five seconds after its creation.
 fn sample(row: &SandboxRow) -> Sample {
     Sample {
@@ -667,93 +673,5 @@ fn sample(row: &SandboxRow) -> Sample {
         // More than it may use, with what its engine needs.
         memory_bytes: 1 << 40,
         disk_bytes: 4096,
-    }
-}
-
-/// The longest that a test waits for what must come.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Either end of a connection, byte by byte.
-pub(crate) struct Wire {
-    stream: Box<dyn Stream>,
-    read: Vec<u8>,
-}
-
-impl Wire {
-    pub(crate) fn new(stream: TcpStream) -> Self {
-        // What a sandbox sends never was on a network, and knows no such thing.
-        let _is_local = stream.set_nodelay(true);
-        Self::over(Box::new(stream))
-    }
-
-    pub(crate) const fn over(stream: Box<dyn Stream>) -> Self {
-        Self { stream, read: Vec::new() }
-    }
-
-    /// What it goes over, which had nothing to read yet.
-    pub(crate) fn into_stream(self) -> Box<dyn Stream> {
-        assert!(self.read.is_empty(), "{:?}", self.read);
-        self.stream
-    }
-
-    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
-        use tokio::io::AsyncWriteExt as _;
-        self.stream.write_all(bytes.as_ref()).await.unwrap();
-    }
-
-    /// Reads more; `false` at the end, however it came.
-    async fn more(&mut self) -> bool {
-        use tokio::io::AsyncReadExt as _;
-        let read = tokio::time::timeout(PATIENCE, self.stream.read_buf(&mut self.read)).await;
-        matches!(read.expect("nothing came"), Ok(1..))
-    }
-
-    /// Reads until `mark` was seen, and returns all up to its end.
-    pub(crate) async fn until(&mut self, mark: &str) -> String {
-        loop {
-            if let Some(at) = self.read.windows(mark.len()).position(|window| window == mark.as_bytes()) {
-                let rest = self.read.split_off(at + mark.len());
-                return String::from_utf8_lossy(&std::mem::replace(&mut self.read, rest)).into_owned();
-            }
-            let text = String::from_utf8_lossy(&self.read).into_owned();
-            assert!(self.more().await, "ended before {mark:?}: {text}");
-        }
-    }
-
-    /// Reads a head: first line and lower-case headers, without the blank line.
-    pub(crate) async fn head(&mut self) -> Vec<String> {
-        let head = self.until("\r\n\r\n").await;
-        head.trim_end().split("\r\n").map(str::to_owned).collect()
-    }
-
-    /// Reads to the end.
-    pub(crate) async fn rest(&mut self) -> String {
-        while self.more().await {}
-        String::from_utf8_lossy(&std::mem::take(&mut self.read)).into_owned()
-    }
-}
-
-/// A server in a sandbox, written by the test: takes one connection at a time.
-pub(crate) struct Guest(tokio::net::TcpListener);
-
-impl Guest {
-    pub(crate) async fn listen() -> (Self, SocketAddr) {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        (Self(listener), address)
-    }
-
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.0.local_addr().unwrap()
-    }
-
-    pub(crate) async fn accept(&self) -> Wire {
-        let accepted = tokio::time::timeout(PATIENCE, self.0.accept()).await.expect("nobody came");
-        Wire::new(accepted.unwrap().0)
-    }
-
-    /// Whether somebody has connected by now and was not accepted.
-    pub(crate) async fn is_wanted(&self) -> bool {
-        tokio::time::timeout(Duration::ZERO, self.0.accept()).await.is_ok()
     }
 }

@@ -41,6 +41,8 @@ pub(crate) fn documented() -> OpenApiRouter<ApiState> {
         .merge(e2b::snapshots::router())
         .merge(e2b::metrics::router())
         .merge(e2b::logs::router())
+        .merge(e2b::teams::router())
+        .merge(e2b::keys::router())
         .merge(native::router())
         .merge(metrics::router())
 }

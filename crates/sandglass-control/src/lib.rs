@@ -5,6 +5,7 @@
 //! Nothing here knows HTTP or SQL, or has privilege: the machine is asked through the host.
 #![forbid(unsafe_code)]
 
+mod accounts;
 mod admission;
 mod agent;
 mod ahead;
@@ -25,6 +26,7 @@ mod pools;
 pub mod reconcile;
 pub mod request;
 mod room;
+mod secret;
 mod shared;
 mod stale;
 pub mod template;
@@ -42,4 +44,5 @@ pub use egress::Egress;
 pub use kept::Kept;
 pub use live::{DialError, GuestStream, Live};
 pub use request::CreateSandbox;
+pub use secret::{NewKey, PREFIX as KEY_PREFIX, VALUE_LEN as KEY_VALUE_LEN};
 pub use traffic::TrafficToken;

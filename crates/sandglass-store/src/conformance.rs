@@ -8,10 +8,12 @@ pub mod assignments;
 pub mod audit;
 pub mod bounds;
 pub mod idempotency;
+pub mod keys;
 pub mod listing;
 pub mod samples;
 pub mod sandboxes;
 pub mod snapshots;
+pub mod team_samples;
 pub mod teams;
 
 use std::collections::BTreeMap;
@@ -34,8 +36,10 @@ use crate::{
 macro_rules! store_conformance {
     ($fresh:expr) => {
         $crate::store_conformance!(@cases $fresh;
-            teams: names_are_unique_and_ends_are_final, keys_authenticate_until_they_or_their_team_end,
-                use_is_noted_once_a_minute, keys_of_nobody_are_refused;
+            teams: names_are_unique_and_ends_are_final;
+            keys: keys_authenticate_until_they_or_their_team_end, use_is_written_when_it_is_asked_for,
+                keys_of_nobody_are_refused, a_key_makes_others_until_it_ends, a_key_ends_and_renames_what_it_may, of_the_last_two_one_stays,
+                a_team_has_so_many_keys, ended_keys_do_not_pile_up;
             sandboxes: a_row_comes_back_as_it_was_stored, a_policy_is_replaced_while_the_sandbox_runs,
                 which_way_it_comes_to_run_is_said_until_it_does, an_id_is_used_once, moves_compare_the_state,
                 one_of_many_moves_wins, ends_move_only_while_running, long_details_are_cut,
@@ -49,7 +53,8 @@ macro_rules! store_conformance {
             assignments: a_user_has_one_at_a_time, of_many_at_once_one_is_assigned,
                 a_release_ends_it_and_history_is_bounded;
             audit: rows_are_kept_in_their_order_until_they_are_old, long_reasons_are_cut;
-            samples: a_window_of_one_sandbox, older_samples_are_thinned_out;
+            samples: a_window_of_one_sandbox, the_last_of_many_are_a_team_s_own, older_samples_are_thinned_out;
+            team_samples: what_a_team_had_is_counted_until_it_has_nothing, old_ones_are_forgotten;
             idempotency: same_request_is_replayed, other_request_is_a_mismatch, keys_belong_to_one_team,
                 a_failed_attempt_frees_the_key, old_keys_are_forgotten, one_of_many_requests_inserts;
             bounds: a_quota_is_filled_to_the_last_and_not_beyond, of_many_at_once_as_many_fit_as_fit,
@@ -97,6 +102,7 @@ pub fn key_of(team: TeamId, byte: u8) -> ApiKey {
         created_at: at(i64::from(byte)),
         last_used_at: None,
         revoked_at: None,
+        made_by: None,
     }
 }
 

@@ -12,9 +12,10 @@ pub mod sqlite;
 
 pub use model::{
     Admitted, ApiKey, Assignment, AuditEntry, CommandDefaults, Created, Event, Finished, IdempotencyKey,
-    Identity, ImageState, KeyDigest, ListFilter, ListPage, MAX_DETAIL, MadeFrom, NewSandbox, NewSnapshot,
-    Order, PageCursor, Purpose, Resume, Resumed, Sample, SandboxRow, SnapshotFilter, SnapshotKey,
-    SnapshotName, SnapshotPage, SnapshotRow, StartPath, Started, Team, TemplateSpec, Transition,
+    Identity, ImageState, KeyDigest, ListFilter, ListPage, MAX_DETAIL, MAX_KEYS, MadeFrom, NewSandbox,
+    NewSnapshot, Order, PageCursor, Purpose, Resume, Resumed, Sample, SandboxRow, SnapshotFilter,
+    SnapshotKey, SnapshotName, SnapshotPage, SnapshotRow, StartPath, Started, Team, TeamSample, TemplateSpec,
+    Transition,
 };
 pub use sqlite::SqliteStore;
 
@@ -22,7 +23,7 @@ use async_trait::async_trait;
 use sandglass_egress::policy::Policy;
 use sandglass_types::budget::Amount;
 use sandglass_types::{
-    Digest, KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName,
+    Digest, KeyId, Limits, Name, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName,
 };
 
 /// A verb that could not be carried out.
@@ -36,6 +37,14 @@ pub enum StoreError {
         what: &'static str,
         /// Its name.
         name: String,
+    },
+    /// There are as many of these as there may be.
+    #[error("the team has {most} {what}, and may have no more: end one that nobody needs")]
+    TooMany {
+        /// What kind of thing, more than one.
+        what: &'static str,
+        /// How many there may be.
+        most: u32,
     },
     /// What the new thing would belong to is not there, or was revoked.
     #[error("there is no {what} {id}, or it was revoked")]
@@ -90,17 +99,28 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Ends a team: its keys are refused from now on. `false` if there is none or it was revoked before.
     async fn revoke_team(&self, team: TeamId, now: Timestamp) -> Result<bool, StoreError>;
 
-    /// Adds a key to a team; only the digest of its secret is kept.
+    /// Adds a key to a team, which may have [`MAX_KEYS`] that work; only the digest of its secret is kept. The key
+    /// that makes it must work, if there is one.
     async fn create_key(&self, key: &ApiKey) -> Result<(), StoreError>;
 
-    /// Keys of one team, or of all, oldest first, revoked ones included.
+    /// Keys of one team, or of all, oldest first; those that were revoked as well, the last thousand of each team.
     async fn keys(&self, team: Option<TeamId>) -> Result<Vec<ApiKey>, StoreError>;
 
     /// Ends a key. `false` if there is none or it was revoked before.
     async fn revoke_key(&self, key: KeyId, now: Timestamp) -> Result<bool, StoreError>;
 
-    /// Whose valid key has this digest; notes the use.
+    /// Ends a key of the team of `by`, as that one may: if it is no operator's unless `by` is one, and if it is not the last
+    /// one of its team. `false` if not, or if there is none, or it was revoked before.
+    async fn retire_key(&self, by: &Identity, key: KeyId, now: Timestamp) -> Result<bool, StoreError>;
+
+    /// Calls a valid key of the team of `by` otherwise, if it is no operator's unless `by` is one. `false` if not.
+    async fn rename_key(&self, by: &Identity, key: KeyId, name: &Name) -> Result<bool, StoreError>;
+
+    /// Whose valid key has this digest. The use is noted in memory, so that nobody waits for a write.
     async fn authenticate(&self, digest: &KeyDigest, now: Timestamp) -> Result<Option<Identity>, StoreError>;
+
+    /// Writes when keys were last used, as far as this process saw it.
+    async fn note_uses(&self) -> Result<(), StoreError>;
 
     /// Adds a row to the audit.
     async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError>;
@@ -123,11 +143,31 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         to: Option<Timestamp>,
     ) -> Result<Vec<Sample>, StoreError>;
 
-    /// What was seen of a sandbox last.
-    async fn last_sample(&self, id: &SandboxId) -> Result<Option<Sample>, StoreError>;
+    /// What was seen last of each of these sandboxes of a team, and what it may use; of those that run, are paused, or are on
+    /// the way between the two.
+    async fn last_samples(
+        &self,
+        team: TeamId,
+        ids: &[SandboxId],
+    ) -> Result<Vec<(Limits, Sample)>, StoreError>;
 
     /// Removes samples of before `before`, and of each minute of the five before `fine` all but the first. Returns how many.
     async fn thin_samples(&self, fine: Timestamp, before: Timestamp) -> Result<u64, StoreError>;
+
+    /// Keeps what each team has on a node at `now`, and how many sandboxes it made there after `since`. Nothing, of a team that
+    /// has nothing and had nothing the last time.
+    async fn sample_teams(&self, node: NodeId, since: Timestamp, now: Timestamp) -> Result<(), StoreError>;
+
+    /// What a team had from `from` to `to`, both included, oldest first.
+    async fn team_samples(
+        &self,
+        team: TeamId,
+        from: Option<Timestamp>,
+        to: Option<Timestamp>,
+    ) -> Result<Vec<TeamSample>, StoreError>;
+
+    /// Removes what teams had before `before`. Returns of how many times.
+    async fn purge_team_samples(&self, before: Timestamp) -> Result<u64, StoreError>;
 
     /// Inserts a sandbox in state `Creating` with its first event. That check of the idempotency key, of the quota and of
     /// the capacity are one transaction with it, so that however many come at once, what is in use stays in bounds.

@@ -17,7 +17,7 @@ use sandglass_types::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-pub use sample::Sample;
+pub use sample::{Sample, TeamSample};
 pub use snapshot::{
     Admitted, Finished, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotFilter, SnapshotKey,
     SnapshotName, SnapshotPage, SnapshotRow,
@@ -40,6 +40,9 @@ pub struct Team {
 /// SHA-256 of an API key's secret: all that is kept of it. Made by [`ApiKey::digest_of`].
 pub type KeyDigest = Digest;
 
+/// The most keys of a team that work at one time.
+pub const MAX_KEYS: u32 = 100;
+
 /// An API key without its secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ApiKey {
@@ -58,10 +61,12 @@ pub struct ApiKey {
     pub operator: bool,
     /// When it was made.
     pub created_at: Timestamp,
-    /// When it was last used; kept to the minute.
+    /// When it was last used, as far as that is written: a use is, within a minute.
     pub last_used_at: Option<Timestamp>,
     /// When it was ended, if it was.
     pub revoked_at: Option<Timestamp>,
+    /// The key that made it over the API, which may be forgotten by now; `None` for the command line of the machine.
+    pub made_by: Option<KeyId>,
 }
 
 impl ApiKey {

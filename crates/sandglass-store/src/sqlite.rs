@@ -11,12 +11,14 @@
 
 mod assignments;
 mod audit;
+mod keys;
 mod list;
 mod open;
 mod rows;
 mod samples;
 mod sandboxes;
 mod snapshots;
+mod team_samples;
 mod teams;
 
 use std::fmt;
@@ -27,7 +29,7 @@ use async_trait::async_trait;
 use sandglass_egress::policy::Policy;
 use sandglass_types::budget::Amount;
 use sandglass_types::{
-    Digest, KeyId, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName,
+    Digest, KeyId, Limits, Name, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName,
 };
 use sqlx::sqlite::{SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{Connection as _, Sqlite, Transaction};
@@ -35,7 +37,7 @@ use sqlx::{Connection as _, Sqlite, Transaction};
 use crate::{
     Admitted, ApiKey, Assignment, AuditEntry, Created, Event, Finished, IdempotencyKey, Identity, KeyDigest,
     ListFilter, ListPage, NewSandbox, NewSnapshot, Resume, Resumed, Sample, SandboxRow, SnapshotFilter,
-    SnapshotKey, SnapshotPage, SnapshotRow, StartPath, Store, StoreError, Team, Transition,
+    SnapshotKey, SnapshotPage, SnapshotRow, StartPath, Store, StoreError, Team, TeamSample, Transition,
 };
 
 /// How long one verb waits for another process' write before it fails.
@@ -52,6 +54,7 @@ pub struct SqliteStore {
     /// Exactly one connection, whose commits are on disk.
     durable: SqlitePool,
     readers: SqlitePool,
+    uses: keys::Uses,
 }
 
 impl fmt::Debug for SqliteStore {
@@ -86,7 +89,7 @@ impl SqliteStore {
             .map_err(database)?;
         let readers =
             pool(READERS).connect_with(options.pragma("query_only", "ON")).await.map_err(database)?;
-        Ok(Self { path: path.to_owned(), writer, durable, readers })
+        Ok(Self { path: path.to_owned(), writer, durable, readers, uses: keys::Uses::default() })
     }
 
     /// Opens an existing store for reading alone; every verb that writes fails. The schema must be the one that
@@ -98,7 +101,8 @@ impl SqliteStore {
         let options = open::options(path).read_only(true);
         open::check_current(path, &options).await?;
         let pool = SqlitePoolOptions::new().max_connections(1).connect_lazy_with(options);
-        Ok(Self { path: path.to_owned(), writer: pool.clone(), durable: pool.clone(), readers: pool })
+        let uses = keys::Uses::default();
+        Ok(Self { path: path.to_owned(), writer: pool.clone(), durable: pool.clone(), readers: pool, uses })
     }
 
     /// Ends all connections. The last process to do so leaves a single file behind.
@@ -187,8 +191,20 @@ impl Store for SqliteStore {
         self.end_key(key, now).await
     }
 
+    async fn retire_key(&self, by: &Identity, key: KeyId, now: Timestamp) -> Result<bool, StoreError> {
+        self.end_key_of(by, key, now).await
+    }
+
+    async fn rename_key(&self, by: &Identity, key: KeyId, name: &Name) -> Result<bool, StoreError> {
+        self.name_key(by, key, name).await
+    }
+
     async fn authenticate(&self, digest: &KeyDigest, now: Timestamp) -> Result<Option<Identity>, StoreError> {
         self.owner_of_key(digest, now).await
+    }
+
+    async fn note_uses(&self) -> Result<(), StoreError> {
+        self.write_uses().await
     }
 
     async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError> {
@@ -212,12 +228,33 @@ impl Store for SqliteStore {
         self.select_samples(id, from, to).await
     }
 
-    async fn last_sample(&self, id: &SandboxId) -> Result<Option<Sample>, StoreError> {
-        self.select_last_sample(id).await
+    async fn last_samples(
+        &self,
+        team: TeamId,
+        ids: &[SandboxId],
+    ) -> Result<Vec<(Limits, Sample)>, StoreError> {
+        self.select_last_samples(team, ids).await
     }
 
     async fn thin_samples(&self, fine: Timestamp, before: Timestamp) -> Result<u64, StoreError> {
         self.thin_out_samples(fine, before).await
+    }
+
+    async fn sample_teams(&self, node: NodeId, since: Timestamp, now: Timestamp) -> Result<(), StoreError> {
+        self.insert_team_samples(node, since, now).await
+    }
+
+    async fn team_samples(
+        &self,
+        team: TeamId,
+        from: Option<Timestamp>,
+        to: Option<Timestamp>,
+    ) -> Result<Vec<TeamSample>, StoreError> {
+        self.select_team_samples(team, from, to).await
+    }
+
+    async fn purge_team_samples(&self, before: Timestamp) -> Result<u64, StoreError> {
+        self.forget_team_samples(before).await
     }
 
     async fn purge_audit(&self, before: Timestamp) -> Result<u64, StoreError> {

@@ -2,29 +2,16 @@
 
 use std::io::Write;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use data_encoding::HEXLOWER;
-use rand::TryRng as _;
+use sandglass_control::{KEY_PREFIX, NewKey};
 use sandglass_store::{ApiKey, AuditEntry, Store, StoreError, Team};
-use sandglass_types::{KeyId, Timestamp};
+use sandglass_types::{KeyId, Name, Timestamp};
 use serde::Serialize;
-
-/// What every secret begins with: E2B's SDKs check it.
-const PREFIX: &str = "e2b_";
-
-/// Random bytes in a secret.
-const RANDOM_LEN: usize = 20;
-
-/// Characters of a secret that are kept, to tell keys apart.
-const SUFFIX_LEN: usize = 4;
 
 /// Longest target of a row of the audit, in bytes.
 const MAX_TARGET: usize = 128;
-
-/// Longest name of a team or key, in bytes.
-const MAX_NAME_LEN: usize = 64;
 
 /// How to say what was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,25 +22,9 @@ pub(crate) enum Format {
     Json,
 }
 
-/// The secret of a key. It is shown once and kept nowhere.
-struct Secret(String);
-
-impl Secret {
-    /// Takes it from the operating system.
-    fn random() -> anyhow::Result<Self> {
-        let mut bytes = [0; RANDOM_LEN];
-        rand::rngs::SysRng.try_fill_bytes(&mut bytes).context("the system gave no random bytes")?;
-        Ok(Self(format!("{PREFIX}{}", HEXLOWER.encode(&bytes))))
-    }
-
-    fn suffix(&self) -> &str {
-        &self.0[self.0.len() - SUFFIX_LEN..]
-    }
-}
-
 /// A new key and, this one time, its secret.
 #[derive(Serialize)]
-struct NewKey<'a> {
+struct Shown<'a> {
     #[serde(flatten)]
     key: &'a ApiKey,
     secret: &'a str,
@@ -70,7 +41,7 @@ pub(crate) async fn team_create(
     format: Format,
     out: &mut (dyn Write + Send),
 ) -> anyhow::Result<()> {
-    let team = store.create_team(checked_name(name)?, now).await?;
+    let team = store.create_team(name.parse::<Name>()?.as_str(), now).await?;
     match format {
         Format::Json => json(&team, out),
         Format::Text => Ok(writeln!(out, "team {} has id {}", team.name, team.id)?),
@@ -132,10 +103,10 @@ pub(crate) async fn key_create(
     out: &mut (dyn Write + Send),
 ) -> anyhow::Result<()> {
     let team = find_team(store, team).await?;
-    let (key, secret) = new_key(store, &team, name, operator, now).await?;
+    let new = new_key(store, &team, name, operator, now).await?;
     match format {
-        Format::Json => json(&NewKey { key: &key, secret: &secret }, out),
-        Format::Text => Ok(writeln!(out, "{secret}")?),
+        Format::Json => json(&Shown { key: &new.key, secret: &new.secret }, out),
+        Format::Text => Ok(writeln!(out, "{}", new.secret)?),
     }
 }
 
@@ -149,24 +120,13 @@ pub(crate) async fn new_key(
     name: &str,
     operator: bool,
     now: Timestamp,
-) -> anyhow::Result<(ApiKey, String)> {
-    let secret = Secret::random()?;
-    let key = ApiKey {
-        id: KeyId::random(),
-        team: team.id,
-        name: checked_name(name)?.to_owned(),
-        digest: ApiKey::digest_of(&secret.0),
-        suffix: secret.suffix().to_owned(),
-        operator,
-        created_at: now,
-        last_used_at: None,
-        revoked_at: None,
-    };
-    match store.create_key(&key).await {
+) -> anyhow::Result<NewKey> {
+    let new = NewKey::random(team.id, name.parse()?, operator, None, now)?;
+    match store.create_key(&new.key).await {
         Err(StoreError::Missing { .. }) => bail!("team {} was revoked", shown(&team.name)),
         outcome => outcome?,
     }
-    Ok((key, secret.0))
+    Ok(new)
 }
 
 /// Lists keys without their secrets, of one team or of all.
@@ -194,23 +154,25 @@ pub(crate) async fn key_list(
             key.id.to_string(),
             team.map_or_else(|| key.team.to_string(), |team| shown(&team.name)),
             shown(&key.name),
-            format!("{PREFIX}…{}", shown(&key.suffix)),
+            format!("{KEY_PREFIX}…{}", shown(&key.suffix)),
             if key.operator { "yes" } else { "-" }.to_owned(),
             key.created_at.to_string(),
             when(key.last_used_at),
             when(key.revoked_at),
+            key.made_by.map_or_else(|| "-".to_owned(), |by| by.to_string()),
         ]
     });
-    table(["ID", "TEAM", "NAME", "KEY", "OPERATOR", "CREATED", "LAST USED", "REVOKED"], rows, out)
+    table(["ID", "TEAM", "NAME", "KEY", "OPERATOR", "CREATED", "LAST USED", "REVOKED", "MADE BY"], rows, out)
 }
 
-/// Ends a key, by its id.
+/// Ends a key, by its id, and with `with_made` all that were made with it over the API, and with those.
 ///
 /// # Errors
-/// There is none, it was ended before, or the store failed.
+/// There is none, it was ended before and nothing else is to be ended, or the store failed.
 pub(crate) async fn key_revoke(
     store: &dyn Store,
     key: &str,
+    with_made: bool,
     now: Timestamp,
     format: Format,
     out: &mut (dyn Write + Send),
@@ -219,13 +181,50 @@ pub(crate) async fn key_revoke(
     let Some(key) = store.keys(None).await?.into_iter().find(|key| key.id == id) else {
         bail!("there is no key {id}");
     };
-    if !store.revoke_key(id, now).await? {
+    let mut ended = Vec::new();
+    if store.revoke_key(id, now).await? {
+        ended.push(ApiKey { revoked_at: Some(now), ..key });
+    }
+    // One that is used meanwhile makes no other once it is ended itself, so there is a last time.
+    let working = async || Ok::<_, StoreError>(made_with(&store.keys(None).await?, id));
+    let mut left = working().await?;
+    while with_made && !left.is_empty() {
+        for key in left {
+            store.revoke_key(key.id, now).await?;
+            ended.push(ApiKey { revoked_at: Some(now), ..key });
+        }
+        left = working().await?;
+    }
+    if ended.is_empty() {
         bail!("key {id} was revoked before");
     }
-    match format {
-        Format::Json => json(&ApiKey { revoked_at: Some(now), ..key }, out),
-        Format::Text => Ok(writeln!(out, "key {id} is revoked")?),
+    if format == Format::Json {
+        return json(&ended, out);
     }
+    for key in &ended {
+        writeln!(out, "key {} is revoked", key.id)?;
+    }
+    if !left.is_empty() {
+        writeln!(
+            out,
+            "{} keys that were made with it work on: to end them too, say this once more with --with-made",
+            left.len()
+        )?;
+    }
+    Ok(())
+}
+
+/// The keys that work of those that were made with one, or with one of those. Pure.
+fn made_with(keys: &[ApiKey], id: KeyId) -> Vec<ApiKey> {
+    let mut found = vec![id];
+    let mut at = 0;
+    while let Some(by) = found.get(at).copied() {
+        let made = keys.iter().filter(|key| key.made_by == Some(by)).map(|key| key.id);
+        let new: Vec<_> = made.filter(|made| !found.contains(made)).collect();
+        found.extend(new);
+        at += 1;
+    }
+    keys.iter().filter(|key| found[1..].contains(&key.id) && key.revoked_at.is_none()).cloned().collect()
 }
 
 /// Writes down what a verb of the command line did, or why it did nothing.
@@ -291,18 +290,6 @@ async fn find_team(store: &dyn Store, wanted: &str) -> anyhow::Result<Team> {
         Some(team) => Ok(team.clone()),
         None => bail!("there is no team {}", shown(wanted)),
     }
-}
-
-/// Names appear in terminals and logs, and a name that reads as an id could be taken for one.
-fn checked_name(name: &str) -> anyhow::Result<&str> {
-    let plain = !name.is_empty() && name.len() <= MAX_NAME_LEN && !name.chars().any(char::is_control);
-    if !plain || name.trim() != name {
-        bail!("a name has 1 to {MAX_NAME_LEN} bytes, no control characters, and no blank at its ends");
-    }
-    if name.parse::<KeyId>().is_ok() {
-        bail!("a name must not look like an id");
-    }
-    Ok(name)
 }
 
 fn when(time: Option<Timestamp>) -> String {

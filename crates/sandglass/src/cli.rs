@@ -485,6 +485,9 @@ pub(crate) enum Key {
         local: Local,
         /// Its id
         key: String,
+        /// And all keys that were made with it over the API, and with those
+        #[arg(long)]
+        with_made: bool,
     },
 }
 

@@ -48,8 +48,8 @@ pub(crate) fn key(verb: &cli::Key) -> anyhow::Result<ExitCode> {
                 let done = admin::key_create(store, team, name, *operator, now, format, out).await;
                 ("key create", name, done)
             }
-            cli::Key::Revoke { key, .. } => {
-                ("key revoke", key, admin::key_revoke(store, key, now, format, out).await)
+            cli::Key::Revoke { key, with_made, .. } => {
+                ("key revoke", key, admin::key_revoke(store, key, *with_made, now, format, out).await)
             }
         };
         admin::record(store, action, target, now, &done).await?;

@@ -304,8 +304,7 @@ async fn first_key(store: &dyn Store) -> anyhow::Result<Option<String>> {
         Some(team) if team.revoked_at.is_some() => return Ok(None),
         Some(team) => team,
     };
-    let (_, secret) = admin::new_key(store, &team, "first", true, now).await?;
-    Ok(Some(secret))
+    Ok(Some(admin::new_key(store, &team, "first", true, now).await?.secret))
 }
 
 /// Prints what a client needs, ready to paste.

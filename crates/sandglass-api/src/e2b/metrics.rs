@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::extract::{RawQuery, State};
 use sandglass_store::Sample;
-use sandglass_types::{ErrorKind, Limits, Timestamp};
+use sandglass_types::{Limits, Timestamp};
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -77,6 +77,22 @@ struct SandboxesMetrics {
     sandboxes: BTreeMap<String, SandboxMetric>,
 }
 
+/// Reads `start` and `end`, in whole seconds, both included.
+///
+/// # Errors
+/// 400 that names the parameter.
+pub(crate) fn window(query: &Query) -> Result<(Option<Timestamp>, Option<Timestamp>), ApiError> {
+    let (start, end) = (query.number("start", SECONDS)?, query.number("end", SECONDS)?);
+    if let (Some(start), Some(end)) = (start, end)
+        && start > end
+    {
+        return Err(ApiError::invalid("start must not be after end"));
+    }
+    let from = start.map(|start| Timestamp::from_millis(start.saturating_mul(1000)));
+    let to = end.map(|end| Timestamp::from_millis(end.saturating_mul(1000).saturating_add(999)));
+    Ok((from, to))
+}
+
 #[utoipa::path(get, path = "/sandboxes/{id}/metrics", tag = "e2b", params(("id" = String, Path),
     ("start" = Option<i64>, Query, description = "Seconds since 1970; the first sample if absent"),
     ("end" = Option<i64>, Query, description = "Seconds since 1970, that second included; now if absent")),
@@ -91,15 +107,7 @@ async fn metrics(
     Named(id): Named,
     RawQuery(query): RawQuery,
 ) -> Result<axum::Json<Vec<SandboxMetric>>, ApiError> {
-    let query = Query::parse(query.as_deref())?;
-    let (start, end) = (query.number("start", SECONDS)?, query.number("end", SECONDS)?);
-    if let (Some(start), Some(end)) = (start, end)
-        && start > end
-    {
-        return Err(ApiError::invalid("start must not be after end"));
-    }
-    let from = start.map(|start| Timestamp::from_millis(start.saturating_mul(1000)));
-    let to = end.map(|end| Timestamp::from_millis(end.saturating_mul(1000).saturating_add(999)));
+    let (from, to) = window(&Query::parse(query.as_deref())?)?;
     let (limits, samples) = state.backend.samples(caller.0, &id, from, to).await?;
     Ok(axum::Json(samples.iter().map(|sample| SandboxMetric::new(limits, sample)).collect()))
 }
@@ -119,18 +127,11 @@ async fn last_metrics(
     if asked.is_empty() || asked.len() > MAX_ASKED {
         return Err(ApiError::invalid(format!("sandbox_ids must name 1 to {MAX_ASKED} sandboxes")));
     }
-    let mut sandboxes = BTreeMap::new();
-    for text in asked {
-        // One that could be no sandbox of this server's is as one that is not there.
-        let Ok(id) = sandbox_id(text) else { continue };
-        match state.backend.last_sample(caller.0, &id).await {
-            Ok((limits, Some(sample))) => {
-                sandboxes.insert(id.to_string(), SandboxMetric::new(limits, &sample));
-            }
-            Ok((_, None)) => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(axum::Json(SandboxesMetrics { sandboxes }))
+    // One that could be no sandbox of this server's is as one that is not there.
+    let ids: Vec<_> = asked.into_iter().filter_map(|text| sandbox_id(text).ok()).collect();
+    let found = state.backend.last_samples(caller.0, &ids).await?;
+    let metric = |(limits, sample): (Limits, Sample)| {
+        (sample.sandbox.to_string(), SandboxMetric::new(limits, &sample))
+    };
+    Ok(axum::Json(SandboxesMetrics { sandboxes: found.into_iter().map(metric).collect() }))
 }

@@ -133,7 +133,7 @@ async fn create(
     let request = body.accept(face)?;
     let idempotency = idempotency(headers, &request)?;
     let row = state.backend.create(team, request.into_request(idempotency)).await?;
-    let made = Made(vec![row.id.clone()]);
+    let made = Made::sandboxes([&row.id]);
     let warning = warning(&*state.backend, &row);
     let origin = origin(&row);
     let sandbox = Sandbox::new(row, state.backend.domain());

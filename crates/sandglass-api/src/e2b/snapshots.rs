@@ -185,14 +185,14 @@ async fn fork(
     let count = count.ok_or_else(|| ApiError::invalid(format!("count must be 1 to {MAX_CHILDREN}")))?;
     let made = state.backend.fork(caller.0, &id, count, lives).await?;
     let domain = state.backend.domain();
-    let ids = made.iter().flatten().map(|row| row.id.clone()).collect();
+    let copies = Made::sandboxes(made.iter().flatten().map(|row| &row.id));
     let result = |outcome| match outcome {
         Ok(row) => ForkResult { sandbox: Some(Sandbox::new(row, domain)), error: None },
         Err(error) => ForkResult { sandbox: None, error: Some(ApiError::from(error).into_body()) },
     };
     let results: Vec<_> = made.into_iter().map(result).collect();
     let mut response = (StatusCode::CREATED, axum::Json(results)).into_response();
-    response.extensions_mut().insert(Made(ids));
+    response.extensions_mut().insert(copies);
     response.extensions_mut().insert(Note(format!("copied from {id}")));
     Ok(response)
 }

@@ -10,7 +10,6 @@ use crate::router::ApiState;
 
 /// Method, path, and what it would do.
 pub(crate) const ENDPOINTS: &[(&str, &str, &str)] = &[
-    ("GET", "/teams", "listing teams"),
     ("GET", "/templates", "templates"),
     ("POST", "/templates", "templates"),
     ("GET", "/v2/templates", "templates"),

@@ -87,7 +87,7 @@ async fn assign(
 ) -> Result<Response, ApiError> {
     let request = body.accept(Face::V2)?.into_request(None);
     let (row, came_by) = state.backend.assign(caller.0, &user, request).await?;
-    let (made, warning) = (Made(vec![row.id.clone()]), warning(&*state.backend, &row));
+    let (made, warning) = (Made::sandboxes([&row.id]), warning(&*state.backend, &row));
     let note = Note(format!("{} for the user {user}", came_by.name()));
     let sandbox = SandboxView::new(row, &*state.backend);
     let status = if came_by == CameBy::Created { StatusCode::CREATED } else { StatusCode::OK };

@@ -8,6 +8,8 @@ use tower::ServiceExt as _;
 
 use crate::fake::{Fake, KEY, OTHER_KEY, PANIC};
 
+mod accounts;
+
 struct Answer {
     status: u16,
     headers: http::HeaderMap,

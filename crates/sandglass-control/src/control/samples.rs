@@ -1,4 +1,4 @@
-//! What sandboxes used, looked at every few seconds.
+//! What sandboxes used, and what teams had, looked at every few seconds or minutes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ const FINE: Duration = Duration::from_secs(3600);
 /// For how long any is.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
-/// How often what is older is removed.
-const THIN_EVERY: Duration = Duration::from_secs(60);
+/// How often what is older is removed, and what teams have is kept.
+const EVERY_MINUTE: Duration = Duration::from_secs(60);
 
 /// How many are looked at at one time.
 const AT_ONCE: usize = 8;
@@ -56,13 +56,16 @@ impl Control {
         Ok((limits, self.0.store.samples(id, from, to).await.map_err(stored)?))
     }
 
-    /// What was seen last of a sandbox of this team, and what it may use.
+    /// What was seen last of these sandboxes, and what they may use: of those of this team that run or are paused.
     ///
     /// # Errors
-    /// As [`Control::samples`] says.
-    pub async fn last_sample(&self, team: TeamId, id: &SandboxId) -> Result<(Limits, Option<Sample>), Error> {
-        let limits = self.standing(team, id).await?.limits;
-        Ok((limits, self.0.store.last_sample(id).await.map_err(stored)?))
+    /// The store failed.
+    pub async fn last_samples(
+        &self,
+        team: TeamId,
+        ids: &[SandboxId],
+    ) -> Result<Vec<(Limits, Sample)>, Error> {
+        self.0.store.last_samples(team, ids).await.map_err(stored)
     }
 
     /// Looks at all that run until this server stops.
@@ -71,6 +74,7 @@ impl Control {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut before: HashMap<SandboxId, Before> = HashMap::new();
         let mut thinned: Option<Instant> = None;
+        let mut counted = self.0.clock.now();
         while self.0.stop.run_until_cancelled(ticks.tick()).await.is_some() {
             let samples = self.sample(&mut before).await;
             if !samples.is_empty()
@@ -78,14 +82,37 @@ impl Control {
             {
                 tracing::warn!(error = %Chain(&error), "what sandboxes used could not be kept");
             }
-            if thinned.is_none_or(|at| at.elapsed() >= THIN_EVERY) {
+            if thinned.is_none_or(|at| at.elapsed() >= EVERY_MINUTE) {
                 let now = self.0.clock.now();
                 let (fine, kept) = (now.minus(FINE), now.minus(KEPT));
                 if let Err(error) = self.0.store.thin_samples(fine, kept).await {
                     tracing::warn!(error = %Chain(&error), "what sandboxes used long ago could not be removed");
                 }
+                counted = self.once_a_minute(counted).await;
                 thinned = Some(Instant::now());
             }
+        }
+        self.note_uses().await;
+    }
+
+    /// Keeps what teams have, and when their keys were used last. Returns when that was, for the next time.
+    async fn once_a_minute(&self, before: Timestamp) -> Timestamp {
+        let now = self.0.clock.now();
+        let store = &self.0.store;
+        let counted = async {
+            store.sample_teams(self.0.node, before, now).await?;
+            store.purge_team_samples(now.minus(KEPT)).await
+        };
+        if let Err(error) = counted.await {
+            tracing::warn!(error = %Chain(&error), "what teams have could not be kept");
+        }
+        self.note_uses().await;
+        now
+    }
+
+    async fn note_uses(&self) {
+        if let Err(error) = self.0.store.note_uses().await {
+            tracing::warn!(error = %Chain(&error), "when keys were used last could not be kept");
         }
     }
 

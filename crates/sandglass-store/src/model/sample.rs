@@ -1,4 +1,6 @@
-//! What a sandbox used at one time.
+//! What a sandbox used, and what a team had, at one time.
+
+use std::time::Duration;
 
 use sandglass_types::{SandboxId, Timestamp};
 
@@ -15,4 +17,17 @@ pub struct Sample {
     pub memory_bytes: u64,
     /// Bytes of its disk that hold data.
     pub disk_bytes: u64,
+}
+
+/// What a team had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TeamSample {
+    /// When.
+    pub at: Timestamp,
+    /// Sandboxes that were being made, ran, or were on the way to a pause or back.
+    pub concurrent: u32,
+    /// How many were made since the look before.
+    pub made: u32,
+    /// How long ago that was; never 0.
+    pub span: Duration,
 }

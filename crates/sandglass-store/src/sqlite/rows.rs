@@ -19,7 +19,7 @@ use sqlx::sqlite::SqliteRow;
 
 use crate::{
     ApiKey, AuditEntry, Event, Identity, ImageState, MadeFrom, Purpose, Sample, SandboxRow, SnapshotName,
-    SnapshotRow, StartPath, StoreError, Team,
+    SnapshotRow, StartPath, StoreError, Team, TeamSample,
 };
 
 /// The columns of a sandbox, for use in `concat!`; [`sandbox`] reads them.
@@ -301,10 +301,11 @@ pub(super) fn api_key(row: &SqliteRow) -> Result<ApiKey, StoreError> {
         created_at: columns.time("created_at")?,
         last_used_at: columns.maybe_time("last_used_at")?,
         revoked_at: columns.maybe_time("revoked_at")?,
+        made_by: columns.maybe_text("made_by")?.map(|text| parse("key", text)).transpose()?,
     })
 }
 
-/// Reads a row of [`super::teams::OWNER_OF_KEY`].
+/// Reads a row of [`super::keys::OWNER_OF_KEY`].
 pub(super) fn identity(row: &SqliteRow) -> Result<Identity, StoreError> {
     let columns = Columns { what: "key", row };
     Ok(Identity {
@@ -339,6 +340,22 @@ pub(super) fn sample(row: &SqliteRow) -> Result<Sample, StoreError> {
         cpu_per_mille: u16::try_from(per_mille).map_err(|error| corrupt(what, error))?,
         memory_bytes: columns.bytes("memory")?,
         disk_bytes: columns.bytes("disk")?,
+    })
+}
+
+/// Reads the limits of a sandbox alone.
+pub(super) fn limits(row: &SqliteRow) -> Result<Limits, StoreError> {
+    Columns { what: "sandbox", row }.limits()
+}
+
+pub(super) fn team_sample(row: &SqliteRow) -> Result<TeamSample, StoreError> {
+    let what = "sample of a team";
+    let columns = Columns { what, row };
+    Ok(TeamSample {
+        at: columns.time("at")?,
+        concurrent: columns.number("concurrent")?,
+        made: columns.number("made")?,
+        span: Duration::from_millis(columns.bytes("span")?),
     })
 }
 

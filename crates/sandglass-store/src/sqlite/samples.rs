@@ -1,6 +1,7 @@
 //! What sandboxes used.
 
-use sandglass_types::{SandboxId, Timestamp};
+use sandglass_types::{Limits, SandboxId, TeamId, Timestamp};
+use sqlx::QueryBuilder;
 
 use super::{SqliteStore, database, rows};
 use crate::{Sample, StoreError};
@@ -52,16 +53,28 @@ impl SqliteStore {
         found.iter().map(rows::sample).collect()
     }
 
-    pub(super) async fn select_last_sample(&self, id: &SandboxId) -> Result<Option<Sample>, StoreError> {
-        let found = sqlx::query(
-            "SELECT sandbox, at, cpu_per_mille, memory, disk FROM samples \
-             WHERE sandbox = ?1 ORDER BY at DESC LIMIT 1",
-        )
-        .bind(id.as_str())
-        .fetch_optional(&self.readers)
-        .await
-        .map_err(database)?;
-        found.as_ref().map(rows::sample).transpose()
+    pub(super) async fn select_last_samples(
+        &self,
+        team: TeamId,
+        ids: &[SandboxId],
+    ) -> Result<Vec<(Limits, Sample)>, StoreError> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut query = QueryBuilder::new(
+            "SELECT sandbox, at, cpu_per_mille, memory, disk, cpus, memory_mib, disk_mib, processes \
+             FROM sandboxes JOIN samples ON sandbox = id \
+             WHERE at = (SELECT max(at) FROM samples WHERE sandbox = id) \
+             AND state IN ('running', 'pausing', 'paused', 'resuming') AND team = ",
+        );
+        query.push_bind(team.to_string()).push(" AND id IN (");
+        let mut list = query.separated(", ");
+        for id in ids {
+            list.push_bind(id.as_str().to_owned());
+        }
+        query.push(")");
+        let found = query.build().fetch_all(&self.readers).await.map_err(database)?;
+        found.iter().map(|row| Ok((rows::limits(row)?, rows::sample(row)?))).collect()
     }
 
     pub(super) async fn thin_out_samples(

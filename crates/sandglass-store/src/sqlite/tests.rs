@@ -138,7 +138,7 @@ async fn hot_queries_use_their_indexes() {
     let live = ListFilter { states: vec![SandboxState::Running], ..all_of(TeamId::random()) };
     let sql = list::page_query(&live, 100).sql().as_str().to_owned();
     let queries = [
-        (super::teams::OWNER_OF_KEY.to_owned(), "sqlite_autoindex_api_keys"),
+        (super::keys::OWNER_OF_KEY.to_owned(), "sqlite_autoindex_api_keys"),
         (sql, "sandboxes_live_by_team"),
     ];
     for (sql, index) in queries {

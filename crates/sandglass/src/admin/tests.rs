@@ -49,10 +49,10 @@ async fn a_key_works_until_it_is_revoked_and_its_secret_is_shown_once() {
 
     let id = store.keys(None).await.unwrap()[0].id.to_string();
     let mut out = Vec::new();
-    key_revoke(&store, &id, NOW, Format::Json, &mut out).await.unwrap();
-    assert_eq!(value(&out)["revoked_at"], NOW.as_millis());
+    key_revoke(&store, &id, false, NOW, Format::Json, &mut out).await.unwrap();
+    assert_eq!(value(&out)[0]["revoked_at"], NOW.as_millis());
     assert_eq!(store.authenticate(&ApiKey::digest_of(&secret), NOW).await.unwrap(), None);
-    let again = key_revoke(&store, &id, NOW, Format::Text, &mut Vec::new()).await.unwrap_err();
+    let again = key_revoke(&store, &id, false, NOW, Format::Text, &mut Vec::new()).await.unwrap_err();
     assert!(again.to_string().contains("revoked before"), "{again}");
 }
 
@@ -106,13 +106,38 @@ async fn teams_are_found_by_name_and_id_and_end_with_their_keys() {
     assert!(listed.contains("acme") && listed.contains("2025-10-09T08:53:20.000Z"), "{listed}");
 }
 
-#[test]
-fn names_are_plain() {
-    for name in ["a", "Team 1", "größe", &"x".repeat(64)] {
-        checked_name(name).unwrap();
-    }
-    let id = KeyId::random().to_string();
-    for name in ["", " a", "a\n", "\u{1b}[31m", &"x".repeat(65), &id] {
-        assert!(checked_name(name).is_err(), "{name:?}");
-    }
+#[tokio::test]
+async fn with_a_key_all_end_that_were_made_with_it() {
+    let (store, _folder) = open().await;
+    let team = store.create_team("acme", NOW).await.unwrap();
+    let made = async |by: Option<&ApiKey>| {
+        let by = by.map(|key| key.id);
+        let NewKey { key, .. } = NewKey::random(team.id, "key".parse().unwrap(), false, by, NOW).unwrap();
+        store.create_key(&key).await.unwrap();
+        key
+    };
+    let (first, other) = (made(None).await, made(None).await);
+    let child = made(Some(&first)).await;
+    let grandchild = made(Some(&child)).await;
+    let not_its = made(Some(&other)).await;
+    let revoke = async |with_made| {
+        let mut out = Vec::new();
+        let id = first.id.to_string();
+        key_revoke(&store, &id, with_made, NOW, Format::Text, &mut out).await.map(|()| text(out))
+    };
+    let said = revoke(false).await.unwrap();
+    assert!(said.contains("2 keys") && said.contains("--with-made"), "{said}");
+    let ended = async || {
+        let keys = store.keys(None).await.unwrap();
+        keys.into_iter().filter(|key| key.revoked_at.is_some()).map(|key| key.id).collect::<Vec<_>>()
+    };
+    assert_eq!(ended().await, [first.id]);
+    assert_eq!(revoke(true).await.unwrap().lines().count(), 2);
+    let mut all = ended().await;
+    all.sort();
+    let mut expected = [&first, &child, &grandchild].map(|key| key.id);
+    expected.sort();
+    assert_eq!(all, expected);
+    assert!(store.authenticate(&not_its.digest, NOW).await.unwrap().is_some());
+    assert!(revoke(true).await.unwrap_err().to_string().contains("revoked before"));
 }
