@@ -6,6 +6,7 @@
 
 pub(crate) mod answer;
 mod carry;
+mod driven;
 mod early;
 pub(crate) mod headers;
 mod load;
@@ -26,7 +27,7 @@ use sandglass_egress::policy::GUEST_API_PORT;
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, SandboxId, TeamId};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 use tracing::field::Empty;
 
@@ -36,6 +37,7 @@ use crate::metrics::Metrics;
 use crate::server::{Lingering, Peer};
 use answer::{Failure, failed};
 use carry::{Pulse, Watched, tunnel};
+use driven::{Driven, Driver};
 use early::Unheard;
 use headers::{ACCESS_TOKEN, Framing, TRAFFIC_TOKEN};
 use load::Load;
@@ -165,15 +167,16 @@ impl Edge {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|_| Failure::Broken)?;
-        let driver = AbortOnDropHandle::new(self.tasks.spawn(async move {
+        let work = async move {
             if let Err(error) = connection.with_upgrades().await {
                 tracing::debug!(%error, "the connection into the sandbox failed");
             }
-        }));
+        };
+        let mut driver = Driver::new(work, self.tasks.clone());
         let answer = tokio::select! {
             biased;
             () = gone.cancelled() => return Err(Failure::NotFound),
-            answer = sender.send_request(outgoing) => answer,
+            answer = driver.until(sender.send_request(outgoing)) => answer,
             () = pulse.stalled() => return Err(Failure::Broken),
         };
         let mut answer = answer.map_err(|error| {
@@ -192,6 +195,7 @@ impl Edge {
             let on_client = on_client.ok_or(Failure::Broken)?;
             let on_sandbox = hyper::upgrade::on(&mut answer);
             let switched = switching(answer.headers())?;
+            driver.leave();
             let force = self.force.clone();
             self.tasks.spawn(async move {
                 tokio::select! {
@@ -203,7 +207,10 @@ impl Edge {
             return Ok(switched);
         }
         headers::to_client(answer.headers_mut());
-        Ok(answer.map(|body| Body::new(Watched::new(body, gone, pulse, (driver, sender, permit)))))
+        Ok(answer.map(|body| {
+            let body = Driven::new(body, driver, (sender, permit));
+            Body::new(Watched::new(body, gone, pulse, ()))
+        }))
     }
 }
 

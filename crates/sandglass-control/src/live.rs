@@ -1,7 +1,6 @@
 //! A sandbox that runs here and now, as the edge sees it: a place to connect to.
 
 use std::io;
-use std::net::{SocketAddr, SocketAddrV4};
 use std::num::NonZeroU16;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,20 +8,21 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use sandglass_egress::policy::RequestHost;
-use sandglass_engine::engine::AirlockSocket;
 use sandglass_engine::host::Host;
-use sandglass_engine::network::GUEST_ADDRESS;
 use sandglass_proto::session::{Closed, Flow, Loopback, OpenError, ResetCode, Target};
 use sandglass_store::SandboxRow;
 use sandglass_types::{Error, ErrorKind, Limits, PauseMode, SandboxId, TeamId};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
+use self::airlock::Wire;
 use crate::agent::{self, Line};
 use crate::{Patience, TrafficToken};
+
+mod airlock;
 
 /// How often a port that refuses is tried: a program may have been started a moment ago.
 const DIAL_ATTEMPTS: u32 = 5;
@@ -68,8 +68,8 @@ pub struct Live {
     line: Line,
     /// What its agent understands.
     revision: u32,
-    /// Makes sockets in its airlock; `None` if its engine gives it none.
-    airlock: Option<Host>,
+    /// `None` if its engine gives it no airlock.
+    wire: Option<Wire>,
     gone: CancellationToken,
     /// How many streams into it are open.
     streams: watch::Sender<usize>,
@@ -103,7 +103,7 @@ impl Live {
             id: row.id.clone(),
             line,
             revision,
-            airlock,
+            wire: airlock.map(Wire::new),
             gone,
             streams,
             used: Arc::new(Mutex::new(Instant::now())),
@@ -255,8 +255,8 @@ impl Live {
                 }
             }
             let still = self.moving().await?;
-            let direct = match &self.airlock {
-                Some(host) => self.dial_airlock(host, port, &still).await,
+            let direct = match &self.wire {
+                Some(wire) => self.dial_airlock(wire, port, &still).await,
                 None => Err(DialError::Refused),
             };
             outcome = match direct {
@@ -272,32 +272,17 @@ impl Live {
 
     async fn dial_airlock(
         &self,
-        host: &Host,
+        wire: &Wire,
         port: NonZeroU16,
         still: &watch::Receiver<bool>,
     ) -> Result<Carrier, DialError> {
         // Before there is a connection that may be cut.
         let severed = Box::pin(self.lines().cancelled_owned());
-        let unreachable = |error: io::Error| DialError::Unreachable(error);
-        let socket = host.airlock_sockets(&self.id, [AirlockSocket::TcpToGuest]).await;
-        let [socket] = socket.map_err(|error| match error.refusal() {
-            Some(sandglass_engine::host::RefusalKind::NotFound) => DialError::Gone,
-            _ => unreachable(io::Error::other(error)),
-        })?;
-        let socket = std::net::TcpStream::from(socket);
-        socket.set_nonblocking(true).map_err(unreachable)?;
-        let socket = TcpSocket::from_std_stream(socket);
-        let address = SocketAddr::V4(SocketAddrV4::new(GUEST_ADDRESS, port.get()));
-        match timeout(DIAL_PATIENCE, socket.connect(address)).await {
-            Ok(Ok(stream)) => {
-                stream.set_nodelay(true).map_err(unreachable)?;
-                Ok(Carrier::Tcp(stream, severed))
-            }
-            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(DialError::Refused),
+        match wire.connect(&self.id, port).await {
+            Ok(stream) => Ok(Carrier::Tcp(stream, severed)),
             // It could not answer meanwhile.
-            _ if still.has_changed().unwrap_or(false) => Err(DialError::Refused),
-            Ok(Err(error)) => Err(unreachable(error)),
-            Err(elapsed) => Err(unreachable(elapsed.into())),
+            Err(DialError::Unreachable(_)) if still.has_changed().unwrap_or(false) => Err(DialError::Refused),
+            Err(error) => Err(error),
         }
     }
 
