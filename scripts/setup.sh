@@ -23,9 +23,9 @@ esac
 
 # --- Debian packages --------------------------------------------------------------------------------
 # The engine, the packet filter, disks, the file system that benches are run on, and root file systems; then a linker and
-# what the tests look with, and the one program of their smallest root file system.
+# what the tests look with, the one program of their smallest root file system, and an authority that gives certificates.
 packages="runsc nftables e2fsprogs xfsprogs mmdebstrap
-  gcc libc6-dev make binutils git ca-certificates python3 python3-venv procps iproute2 systemd nmap busybox-static"
+  gcc libc6-dev make binutils git ca-certificates python3 python3-venv procps iproute2 systemd nmap busybox-static pebble"
 
 is_installed() {
   [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]

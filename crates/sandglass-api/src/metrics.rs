@@ -1,27 +1,29 @@
 //! What clients ask of this server, counted for its operator.
 
+use std::fmt;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, StatusCode};
-use jiff::Timestamp;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use sandglass_control::metrics::PREFIX;
 use sandglass_types::Error;
+use tokio::sync::watch;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::auth::Operator;
 use crate::error::{ApiError, ErrorBody};
 use crate::router::ApiState;
+use crate::server::Certificate;
 
 /// Bounds of the buckets, in seconds.
 const SECONDS: [f64; 10] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
@@ -54,16 +56,30 @@ pub(crate) struct Metrics {
     forwarded: Family<Status, Counter>,
 }
 
+/// When the certificate expires that is shown at the moment.
+#[derive(Debug)]
+struct Expires(watch::Receiver<Certificate>);
+
+impl EncodeMetric for Expires {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        encoder.encode_gauge(&self.0.borrow().expires().as_second())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Gauge
+    }
+}
+
 impl Metrics {
-    /// `expires` is when the server's certificate does, if it has one.
-    pub(crate) fn new(expires: Option<Timestamp>) -> Self {
+    /// `certificate` is the server's, if it has one.
+    pub(crate) fn new(certificate: Option<watch::Receiver<Certificate>>) -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
-        if let Some(expires) = expires {
-            let gauge = ConstGauge::new(expires.as_second());
+        if let Some(certificate) = certificate {
+            let expires = Expires(certificate);
             registry.register(
                 "certificate_expires",
                 "When the certificate does, in seconds since 1970",
-                gauge,
+                expires,
             );
         }
         let (requests, forwarded) = (Family::default(), Family::default());

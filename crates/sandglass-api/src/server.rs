@@ -155,7 +155,7 @@ pub(crate) async fn run(
     let force = CancellationToken::new();
     let slots = Arc::new(Semaphore::new(settings.max_connections));
     let drain = settings.drain;
-    let metrics = Arc::new(Metrics::new(tls.as_ref().map(|tls| tls.certificate.expires())));
+    let metrics = Arc::new(Metrics::new(tls.as_ref().map(|tls| tls.certificate.clone())));
     let shared = Arc::new(Shared {
         router: router(ApiState {
             backend: backend.clone(),

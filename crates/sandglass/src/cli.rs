@@ -63,6 +63,12 @@ pub(crate) enum Command {
     /// Make what is missing of a server's certificate; `serve` starts it
     #[command(hide = true)]
     Certify(Certify),
+    /// Keep a server's certificate that may change; `serve` starts it
+    #[command(hide = true)]
+    KeepCertificate,
+    /// Ask an authority for a certificate, without privilege
+    #[command(hide = true)]
+    Acme,
     /// Tell the ledger what the store says, without privilege
     #[command(hide = true)]
     Owners(Owners),

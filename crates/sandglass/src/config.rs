@@ -1,7 +1,7 @@
 //! Settings of the server: the command line over the file over the defaults.
 
 pub(crate) mod budgets;
-mod tls;
+pub(crate) mod tls;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read as _;
@@ -25,7 +25,7 @@ use crate::cli::{Engine, EngineChoice, LogFormat, Serve};
 use crate::indexes;
 use crate::startup::{Reason, StartupError};
 use budgets::Quota;
-pub(crate) use tls::Tls;
+use tls::Tls;
 
 /// The longest lifetime that can be configured: a year.
 const MAX_LIFETIME_HOURS: u64 = 24 * 365;
@@ -336,7 +336,7 @@ impl Config {
             data_dir,
             cache_dir,
             engine,
-            tls: Tls::resolve(file.tls.as_ref(), domain.as_deref())?,
+            tls: Tls::resolve(file.tls, domain.as_deref())?,
             domain,
             runsc: file.runsc,
             max_lifetime: Duration::from_secs(hours * 3600),

@@ -61,6 +61,8 @@ fn main() -> ExitCode {
         Command::Certify(args) => {
             certificate::certify(&args.data_dir, &args.domain).map(|()| ExitCode::SUCCESS)
         }
+        Command::KeepCertificate => certificate::keep().map(|()| ExitCode::SUCCESS),
+        Command::Acme => certificate::acme().map(|()| ExitCode::SUCCESS),
         Command::Owners(args) => local::owners(&args),
         Command::Team(verb) => local::team(&verb),
         Command::Key(verb) => local::key(&verb),

@@ -28,6 +28,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::certificate::Shown;
 use crate::cli::Engine;
 use crate::config::Config;
 use crate::config::budgets::{self, Machine};
@@ -115,14 +116,11 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
     };
     let (dial, to_edge) = Direct::new(budgets.connections);
     let domain = config.domain.as_deref();
-    let tls = match domain {
-        Some(domain) => certificate::tls(&config.tls, domain, &data)?,
+    let shown = match domain {
+        Some(domain) => certificate::arrange(&config.tls.source, domain, &data)?,
         None => None,
     };
-    let bundle = domain
-        .filter(|_| config.tls.files.is_none() && tls.is_some())
-        .map(|domain| certificate::Files::of(data.path(), domain).bundle());
-    let front = Front { listener, to_edge, tls, address, bundle };
+    let front = Front { listener, to_edge, shown, plain: config.tls.plain, address };
     let (mut host, line) = privileged::spawn(&data, &guest, runsc.as_deref(), &config, &lock)?;
     let probes = match Probes::open(host.id()) {
         Ok(probes) => Some(Arc::new(probes)),
@@ -222,10 +220,11 @@ fn raise_open_files() -> anyhow::Result<()> {
 struct Front {
     listener: TcpListener,
     to_edge: mpsc::Receiver<Caller>,
-    tls: Option<Tls>,
+    /// Its certificate, if there is TLS.
+    shown: Option<Shown>,
+    /// Who may go without.
+    plain: Plain,
     address: SocketAddr,
-    /// What to trust, if it is this server's own authority.
-    bundle: Option<PathBuf>,
 }
 
 async fn serve(
@@ -248,6 +247,18 @@ async fn serve(
             shutdown.cancel();
         }
     });
+    let Front { listener, to_edge, shown, plain, address } = front;
+    let bundle = shown.as_ref().and_then(Shown::bundle);
+    let tls = match shown {
+        None => None,
+        Some(shown) => {
+            let (certificate, following) = certificate::follow(shown).await?;
+            if let Some(following) = following {
+                tasks.spawn(shutdown.clone().run_until_cancelled_owned(following));
+            }
+            Some(Tls { certificate, plain })
+        }
+    };
     let store = SqliteStore::open(store).await.map_err(StartupError::from)?;
     let store: Arc<dyn Store> = Arc::new(store);
     let control = Control::start(config, Arc::clone(&store), host, Arc::new(SystemClock))
@@ -257,7 +268,9 @@ async fn serve(
     let key = first_key(&*store).await?;
     // Before anybody is told that it runs: from then on a signal means an orderly stop.
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    announce(&front, domain.as_deref(), key.as_deref(), &control)?;
+    let entrance =
+        Entrance { address, tls: tls.as_ref(), bundle: bundle.as_deref(), domain: domain.as_deref() };
+    announce(&entrance, key.as_deref(), &control)?;
     tasks.spawn({
         let shutdown = shutdown.clone();
         async move {
@@ -277,7 +290,6 @@ async fn serve(
         }
     };
     tasks.spawn(shutdown.clone().run_until_cancelled_owned(giving_back));
-    let Front { listener, to_edge, tls, .. } = front;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     sandglass_api::serve(listener, to_edge, tls, control.clone(), shutdown.clone()).await?;
     shutdown.cancel();
@@ -307,9 +319,18 @@ async fn first_key(store: &dyn Store) -> anyhow::Result<Option<String>> {
     Ok(Some(admin::new_key(store, &team, "first", true, now).await?.secret))
 }
 
+/// What clients are told of where they come in.
+struct Entrance<'a> {
+    address: SocketAddr,
+    tls: Option<&'a Tls>,
+    /// What to trust, if it is this server's own authority.
+    bundle: Option<&'a Path>,
+    domain: Option<&'a str>,
+}
+
 /// Prints what a client needs, ready to paste.
-fn announce(front: &Front, domain: Option<&str>, key: Option<&str>, control: &Control) -> anyhow::Result<()> {
-    let mut address = front.address;
+fn announce(entrance: &Entrance<'_>, key: Option<&str>, control: &Control) -> anyhow::Result<()> {
+    let &Entrance { mut address, tls, bundle, domain } = entrance;
     if address.ip().is_unspecified() {
         address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
     }
@@ -319,7 +340,7 @@ fn announce(front: &Front, domain: Option<&str>, key: Option<&str>, control: &Co
         writeln!(out, "export E2B_API_KEY={key}")?;
     }
     // What is printed first works as it is, and the rest is a comment.
-    let plain = match &front.tls {
+    let plain = match tls {
         None => true,
         Some(Tls { plain: Plain::Loopback, .. }) => address.ip().is_loopback(),
         Some(Tls { plain, .. }) => *plain == Plain::Everybody,
@@ -328,10 +349,10 @@ fn announce(front: &Front, domain: Option<&str>, key: Option<&str>, control: &Co
     if plain {
         writeln!(out, "export E2B_API_URL={url}\nexport E2B_SANDBOX_URL={url}")?;
     }
-    if let Some(domain) = domain.filter(|_| front.tls.is_some()) {
+    if let Some(domain) = domain.filter(|_| tls.is_some()) {
         writeln!(out, "\n# where that name and all below it lead here:\n{begin}export E2B_DOMAIN={domain}")?;
     }
-    if let Some(bundle) = &front.bundle {
+    if let Some(bundle) = bundle {
         let bundle = bundle.display();
         writeln!(out, "{begin}export SSL_CERT_FILE={bundle} NODE_EXTRA_CA_CERTS={bundle}")?;
     }

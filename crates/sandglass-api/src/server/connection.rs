@@ -93,7 +93,8 @@ async fn open(mut stream: Box<dyn Stream>, tls: Option<&Tls>) -> io::Result<Opti
         let http2 = opening == Opening::Http2;
         return Ok(Some(Opened { stream: Box::new(stream), http2, secure: false }));
     };
-    let mut stream = tls.certificate.accept(stream).await?;
+    let certificate = tls.certificate.borrow().clone();
+    let mut stream = certificate.accept(stream).await?;
     let (opening, first) = sniff(&mut stream).await?;
     if first.is_empty() {
         return Ok(None);

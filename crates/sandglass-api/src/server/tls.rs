@@ -12,6 +12,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{RootCertStore, ServerConfig};
 use serde::Deserialize;
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -25,6 +26,7 @@ const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 pub struct Certificate {
     acceptor: TlsAcceptor,
     chain: Vec<CertificateDer<'static>>,
+    begins: Timestamp,
     expires: Timestamp,
 }
 
@@ -66,8 +68,12 @@ impl Certificate {
         let own = chain.first().ok_or(CertificateError::Chain(None))?;
         let (_, fields) = x509_parser::parse_x509_certificate(own)
             .map_err(|error| CertificateError::Unreadable(error.to_string().into()))?;
-        let expires = Timestamp::from_second(fields.validity().not_after.timestamp())
-            .map_err(|error| CertificateError::Unreadable(error.into()))?;
+        let time = |time: x509_parser::time::ASN1Time| {
+            Timestamp::from_second(time.timestamp())
+                .map_err(|error| CertificateError::Unreadable(error.into()))
+        };
+        let validity = fields.validity();
+        let (begins, expires) = (time(validity.not_before)?, time(validity.not_after)?);
         let parsed = ParsedCertificate::try_from(own).map_err(CertificateError::Pair)?;
         for name in names {
             let refused = || CertificateError::Name((*name).to_owned());
@@ -83,7 +89,7 @@ impl Certificate {
             .with_single_cert(chain, key)
             .map_err(CertificateError::Pair)?;
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
-        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), chain: shown, expires })
+        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), chain: shown, begins, expires })
     }
 
     /// Whether clients that trust this authority alone believe that it is for `name`.
@@ -96,6 +102,12 @@ impl Certificate {
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(trusted), provider).build();
         let (Ok(verifier), Some((own, between))) = (verifier, self.chain.split_first()) else { return false };
         verifier.verify_server_cert(own, between, &name, &[], UnixTime::now()).is_ok()
+    }
+
+    /// When clients begin to trust it.
+    #[must_use]
+    pub const fn begins(&self) -> Timestamp {
+        self.begins
     }
 
     /// When clients stop to trust it.
@@ -126,8 +138,8 @@ pub enum Plain {
 /// TLS, where there is any.
 #[derive(Debug, Clone)]
 pub struct Tls {
-    /// What this server shows.
-    pub certificate: Certificate,
+    /// What this server shows, from the moment on in which it is there.
+    pub certificate: watch::Receiver<Certificate>,
     /// Who may go without.
     pub plain: Plain,
 }

@@ -31,6 +31,7 @@ impl Secured {
         let certificate =
             Certificate::from_pem(chain.as_bytes(), key.as_bytes(), &["api.sbx.test", "sbx.test"]).unwrap();
         let trusted = CertificateDer::from_pem_slice(chain.as_bytes()).unwrap();
+        let certificate = tokio::sync::watch::channel(certificate).1;
         Self { served: Served::behind(Some(Tls { certificate, plain }), settings).await, trusted }
     }
 
