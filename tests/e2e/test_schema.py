@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from e2b import Sandbox
+from e2b import Sandbox, Volume
 from support import ROOT
 
 DOCUMENT = ROOT / "openapi/sandglass.json"
@@ -48,9 +48,11 @@ def test_whatever_is_asked_the_answer_is_one_that_the_document_has(server, tmp_p
 def test_answers_about_what_is_there_are_as_the_document_says(server, tmp_path):
     with Sandbox.create(timeout=600, metadata={"a": "b"}) as sandbox:
         snapshot = sandbox.create_snapshot()
+        volume = Volume.create("of-the-schema")
         try:
             there = {"path.id": sandbox.sandbox_id, "path.port": "8000", "path.name": "base"}
-            gets = ["--include-method", "GET", "--exclude-path-regex", "^/v1/(snapshots|assignments)/|^/teams/"]
+            elsewhere = "^/v1/(snapshots|assignments)/|^/teams/|^/volumes/"
+            gets = ["--include-method", "GET", "--exclude-path-regex", elsewhere]
             said = hold(server, tmp_path, there, *gets)
             assert "404 Not Found" not in said, said
             [team] = httpx.get(f"{server.url}/teams", headers=server.headers).json()
@@ -60,8 +62,12 @@ def test_answers_about_what_is_there_are_as_the_document_says(server, tmp_path):
             there = {"path.id": snapshot.snapshot_id}
             said = hold(server, tmp_path, there, "--include-name", "GET /v1/snapshots/{id}")
             assert "404 Not Found" not in said, said
+            there = {"path.id": volume.volume_id}
+            said = hold(server, tmp_path, there, "--include-name", "GET /volumes/{id}")
+            assert "404 Not Found" not in said, said
         finally:
             Sandbox.delete_snapshot(snapshot.snapshot_id)
+            Volume.destroy(volume.volume_id)
 
 
 def test_an_answer_that_the_document_has_not_is_noticed(server, tmp_path):

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Secret, Template, Volume } from "e2b";
+import { Secret, Template } from "e2b";
 import { failure, shared } from "./support.mjs";
 
 const box = shared();
@@ -11,7 +11,6 @@ test("what is not built says so", async () => {
   const { sandbox } = box;
   const calls = {
     templates: () => Template.exists("base"),
-    volumes: () => Volume.list(),
     secrets: () => Secret.list().nextItems(),
   };
   for (const [what, call] of Object.entries(calls)) {

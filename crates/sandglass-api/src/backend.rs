@@ -15,11 +15,11 @@ use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::Stats;
 use sandglass_store::{
     ApiKey, Assignment, AuditEntry, Event, Identity, ListFilter, ListPage, Sample, SandboxRow, SnapshotPage,
-    SnapshotRow, Team, TeamSample,
+    SnapshotRow, Team, TeamSample, VolumeRow,
 };
 use sandglass_types::{
     Error, KeyId, Limits, Name, PauseMode, Reference, ResumeMode, SandboxId, SnapshotId, TeamId, Timestamp,
-    UserName,
+    UserName, VolumeId, VolumeName,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
@@ -71,6 +71,15 @@ pub(crate) trait Backend: Send + Sync + 'static {
         count: usize,
         lives: Duration,
     ) -> Result<Vec<Result<SandboxRow, Error>>, Error>;
+    async fn create_volume(
+        &self,
+        team: TeamId,
+        name: VolumeName,
+        size_mib: Option<u32>,
+    ) -> Result<VolumeRow, Error>;
+    async fn volumes(&self, team: TeamId) -> Result<Vec<VolumeRow>, Error>;
+    async fn volume(&self, team: TeamId, id: &VolumeId) -> Result<VolumeRow, Error>;
+    async fn delete_volume(&self, team: TeamId, id: &VolumeId) -> Result<(), Error>;
     async fn begin_template(
         &self,
         team: TeamId,
@@ -262,6 +271,27 @@ impl Backend for Control {
         lives: Duration,
     ) -> Result<Vec<Result<SandboxRow, Error>>, Error> {
         Self::fork(self, team, id, count, lives).await
+    }
+
+    async fn create_volume(
+        &self,
+        team: TeamId,
+        name: VolumeName,
+        size_mib: Option<u32>,
+    ) -> Result<VolumeRow, Error> {
+        Self::create_volume(self, team, name, size_mib).await
+    }
+
+    async fn volumes(&self, team: TeamId) -> Result<Vec<VolumeRow>, Error> {
+        Self::volumes(self, team).await
+    }
+
+    async fn volume(&self, team: TeamId, id: &VolumeId) -> Result<VolumeRow, Error> {
+        Self::volume(self, team, id).await
+    }
+
+    async fn delete_volume(&self, team: TeamId, id: &VolumeId) -> Result<(), Error> {
+        Self::delete_volume(self, team, id).await
     }
 
     async fn begin_template(

@@ -9,4 +9,5 @@ pub(crate) mod routes;
 pub(crate) mod snapshots;
 pub(crate) mod teams;
 pub(crate) mod unbuilt;
+pub(crate) mod volumes;
 pub(crate) mod wire;

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{
-    CameBy, CreateSandbox, DialError, DiskUse, KnownTemplate, ListSnapshots, LogEntry, LogLevel, NewKey,
-    Sleeper, TemplateDefinition, TrafficToken,
+    AskedVolume, CameBy, CreateSandbox, DialError, DiskUse, KnownTemplate, ListSnapshots, LogEntry, LogLevel,
+    NewKey, Sleeper, TemplateDefinition, TrafficToken,
 };
 use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroundings, Warning};
 use sandglass_engine::engine::{Feature, Isolation};
@@ -19,10 +19,11 @@ use sandglass_engine::{EngineInfo, Footprint, Stats};
 use sandglass_store::{
     ApiKey, Assignment, AuditEntry, Event, Identity, ImageState, ListFilter, ListPage, MadeFrom, Order,
     PageCursor, Purpose, Sample, SandboxRow, SnapshotName, SnapshotPage, SnapshotRow, Team, TeamSample,
+    VolumeRow, VolumeState,
 };
 use sandglass_types::{
     Error, ErrorKind, KeyId, Lifetime, Limits, Name, OnTimeout, PauseMode, Reference, ResumeMode, SandboxId,
-    SandboxState, SnapshotId, TeamId, Timestamp, UserName,
+    SandboxState, SnapshotId, TeamId, Timestamp, UserName, VolumeId, VolumeMount, VolumeName,
 };
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -47,6 +48,7 @@ pub(crate) struct Fake {
     domain: Option<String>,
     rows: Mutex<Vec<SandboxRow>>,
     snapshots: Mutex<Vec<SnapshotRow>>,
+    volumes: Mutex<Vec<VolumeRow>>,
     idempotent: Mutex<HashMap<String, (sandglass_types::Digest, SandboxId)>>,
     live: Mutex<HashMap<SandboxId, Arc<FakeLive>>>,
     /// Those that a request wakes, and what it then finds.
@@ -86,6 +88,7 @@ impl Fake {
             domain: Some("sbx.test".into()),
             rows: Mutex::default(),
             snapshots: Mutex::default(),
+            volumes: Mutex::default(),
             idempotent: Mutex::default(),
             live: Mutex::default(),
             sleeping: Mutex::default(),
@@ -236,6 +239,11 @@ impl Backend for Fake {
             traffic_token: (!request.ingress.public).then(|| "traffic".to_owned()),
             request_host: request.ingress.request_host,
             lifetime: request.lifetime,
+            volumes: request
+                .volumes
+                .into_iter()
+                .map(|AskedVolume { name, path }| VolumeMount { id: VolumeId::random(), name, path })
+                .collect(),
             created_at,
             end_at: created_at.plus(request.lifetime.timeout),
             ..row()
@@ -305,6 +313,7 @@ impl Backend for Fake {
             limits: source.limits,
             source: source.id,
             generation: source.generation,
+            volumes: source.volumes,
             state: ImageState::Ready,
             created_at: Timestamp::from_millis(i64::try_from(snapshots.len()).unwrap()),
         };
@@ -396,6 +405,45 @@ impl Backend for Fake {
             self.rows.lock().unwrap().push(child);
         }
         Ok(made)
+    }
+
+    async fn create_volume(
+        &self,
+        team: TeamId,
+        name: VolumeName,
+        size_mib: Option<u32>,
+    ) -> Result<VolumeRow, Error> {
+        let mut volumes = self.volumes.lock().unwrap();
+        if volumes.iter().any(|row| row.team == team && row.name == name) {
+            return Err(Error::new(ErrorKind::Conflict, "taken"));
+        }
+        let row = VolumeRow {
+            id: VolumeId::random(),
+            node: row().node,
+            team,
+            name,
+            size_mib: size_mib.unwrap_or(1024),
+            token: "f".repeat(64),
+            state: VolumeState::Ready,
+            created_at: row().created_at,
+        };
+        volumes.push(row.clone());
+        Ok(row)
+    }
+
+    async fn volumes(&self, team: TeamId) -> Result<Vec<VolumeRow>, Error> {
+        Ok(self.volumes.lock().unwrap().iter().filter(|row| row.team == team).cloned().collect())
+    }
+
+    async fn volume(&self, team: TeamId, id: &VolumeId) -> Result<VolumeRow, Error> {
+        let volumes = self.volumes.lock().unwrap();
+        volumes.iter().find(|row| row.team == team && row.id == *id).cloned().ok_or_else(not_found)
+    }
+
+    async fn delete_volume(&self, team: TeamId, id: &VolumeId) -> Result<(), Error> {
+        self.volume(team, id).await?;
+        self.volumes.lock().unwrap().retain(|row| row.id != *id);
+        Ok(())
     }
 
     async fn begin_template(

@@ -2,8 +2,11 @@
 //!
 //! The store decides, together with the insert; here is what a client hears of it.
 
+use sandglass_store::VolumeQuota;
 use sandglass_types::budget::{Amount, Excess, Resource};
 use sandglass_types::{Error, ErrorKind};
+
+use crate::control::VolumesConfig;
 
 /// What an operator lets be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +20,8 @@ pub struct Budgets {
     /// Paused sandboxes whose next computer is made ahead. What such a computer takes of `capacity` is given up when something
     /// else needs it.
     pub ahead: usize,
+    /// What volumes may be.
+    pub volumes: VolumesConfig,
 }
 
 impl Budgets {
@@ -26,6 +31,7 @@ impl Budgets {
         capacity: Amount::UNBOUNDED,
         connections: tokio::sync::Semaphore::MAX_PERMITS,
         ahead: 0,
+        volumes: VolumesConfig { default_mib: 1024, quota: VolumeQuota::UNBOUNDED },
     };
 }
 
@@ -41,6 +47,24 @@ pub(crate) fn over_quota(excess: Excess) -> Error {
     let message = format!(
         "your team may have {budget} {what} at a time and has {in_use}, so {asked} more can't be given: kill sandboxes \
          that you do not need any more, or ask the operator to raise quota.{key}"
+    );
+    Error::new(ErrorKind::Quota, message)
+}
+
+/// What a client hears whose team has as many volumes as it may have.
+pub(crate) fn too_many_volumes(most: u64) -> Error {
+    let message = format!(
+        "your team may have {most} volumes: delete one that you do not need any more, or ask the operator to raise \
+         quota.volumes"
+    );
+    Error::new(ErrorKind::Quota, message)
+}
+
+/// What a client hears whose team's volumes would be too large together.
+pub(crate) fn too_large_volumes(most: u64, in_use: u64, asked: u64) -> Error {
+    let message = format!(
+        "the volumes of your team may have {most} MiB together and have {in_use}, so {asked} more can't be given: delete \
+         one that you do not need any more, or ask the operator to raise quota.volumes_mib"
     );
     Error::new(ErrorKind::Quota, message)
 }

@@ -11,6 +11,7 @@ mod samples;
 mod snapshots;
 mod storage;
 mod templates;
+mod volumes;
 
 use self::create::random_token;
 
@@ -22,6 +23,8 @@ pub use self::snapshots::{ListSnapshots, MAX_CHILDREN};
 pub use self::storage::DiskUse;
 pub(crate) use self::storage::{ImageKind, Measured};
 pub use self::templates::KnownTemplate;
+pub(crate) use self::volumes::AtWork;
+pub use self::volumes::VolumesConfig;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -65,6 +65,7 @@ mod tests {
             limits: Limits::default(),
             source: source.clone(),
             generation: Generation(1),
+            volumes: Vec::new(),
             state: ImageState::Ready,
             created_at: made,
         }

@@ -36,13 +36,13 @@ pub use admission::Budgets;
 pub use auto_resume::Sleeper;
 pub use control::{
     CameBy, Config, Control, DiskUse, KnownTemplate, ListSnapshots, LogEntry, LogLevel, MAX_CHILDREN,
-    MAX_POOL, Patience,
+    MAX_POOL, Patience, VolumesConfig,
 };
 pub(crate) use control::{in_between, injected, not_found, stored};
 pub use definition::TemplateDefinition;
 pub use egress::Egress;
 pub use kept::Kept;
 pub use live::{DialError, GuestStream, Live};
-pub use request::CreateSandbox;
+pub use request::{AskedVolume, CreateSandbox};
 pub use secret::{NewKey, PREFIX as KEY_PREFIX, VALUE_LEN as KEY_VALUE_LEN};
 pub use traffic::TrafficToken;

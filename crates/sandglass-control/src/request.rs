@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use sandglass_egress::policy::{Ingress, Policy};
 use sandglass_store::IdempotencyKey;
-use sandglass_types::{Digest, Error, ErrorKind, Lifetime};
+use sandglass_types::volume::MAX_VOLUMES;
+use sandglass_types::{Digest, Error, ErrorKind, Lifetime, MountPath, VolumeName};
+use serde::Serialize;
 
 /// The most environment variables, and the most labels, that a create request may carry.
 const MAX_PAIRS: usize = 256;
@@ -18,6 +20,15 @@ const MAX_ENV_BYTES: usize = sandglass_proto::control::MAX_CONTROL_LEN - 16 * 10
 
 /// The label of a sandbox in which a template is built. Only the server gives it.
 pub(crate) const BUILD_LABEL: &str = "sandglass.template";
+
+/// A volume that a sandbox is to have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AskedVolume {
+    /// What its team calls it.
+    pub name: VolumeName,
+    /// Where it is to be.
+    pub path: MountPath,
+}
 
 /// A create request, parsed but not yet checked against what this server allows.
 #[derive(Clone)]
@@ -39,6 +50,8 @@ pub struct CreateSandbox {
     pub policy: Policy,
     /// How its ports are to be reached.
     pub ingress: Ingress,
+    /// The volumes that it is to have: [`MAX_VOLUMES`] at most, each once, and at paths of which none is below another.
+    pub volumes: Vec<AskedVolume>,
     /// The client's key for this request, and a digest of the request.
     pub idempotency: Option<(IdempotencyKey, Digest)>,
 }
@@ -79,12 +92,33 @@ impl CreateSandbox {
             return Err(Error::new(ErrorKind::Invalid, message));
         }
         check_env("envVars", &self.env)?;
+        check_volumes(&self.volumes)?;
         if !self.ingress.public && !self.secured {
             let message = "network.allowPublicTraffic: false needs secure: true";
             return Err(Error::new(ErrorKind::Invalid, message));
         }
         Ok(())
     }
+}
+
+/// Checks that no volume is in the way of another.
+fn check_volumes(volumes: &[AskedVolume]) -> Result<(), Error> {
+    let invalid = |message: String| Err(Error::new(ErrorKind::Invalid, message));
+    if volumes.len() > MAX_VOLUMES {
+        return invalid(format!("volumeMounts may have at most {MAX_VOLUMES} entries"));
+    }
+    for (at, volume) in volumes.iter().enumerate() {
+        for other in &volumes[..at] {
+            if volume.name == other.name {
+                return invalid(format!("volumeMounts has the volume '{}' twice", volume.name));
+            }
+            if volume.path.overlaps(&other.path) {
+                let (a, b) = (&other.path, &volume.path);
+                return invalid(format!("volumeMounts has paths that overlap: '{a}' and '{b}'"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checks that processes can have this environment.
@@ -155,6 +189,7 @@ mod tests {
             allow_internet_access: None,
             policy: Policy::default(),
             ingress: Ingress::default(),
+            volumes: Vec::new(),
             idempotency: None,
         }
     }
@@ -186,6 +221,18 @@ mod tests {
             "timeout must be greater than 0 seconds"
         );
         assert_eq!(refused(|r| r.lifetime.timeout = DAY * 2), "Timeout cannot be greater than 24 hours");
+        let mounts = |paths: &[(&str, &str)]| {
+            let asked = |(name, path): &(&str, &str)| AskedVolume {
+                name: name.parse().unwrap(),
+                path: path.parse().unwrap(),
+            };
+            check_volumes(&paths.iter().map(asked).collect::<Vec<_>>()).map_err(|error| error.to_string())
+        };
+        assert_eq!(mounts(&[("a", "/mnt/a"), ("b", "/mnt/b")]), Ok(()));
+        assert!(mounts(&[("a", "/mnt/a"), ("a", "/mnt/b")]).unwrap_err().contains("'a' twice"));
+        assert!(mounts(&[("a", "/mnt/a"), ("b", "/mnt/a")]).unwrap_err().contains("overlap"));
+        assert!(mounts(&[("a", "/mnt/a/b"), ("b", "/mnt/a")]).unwrap_err().contains("overlap"));
+        assert!(mounts(&[("a", "/mnt"); 9]).unwrap_err().contains("at most 8"));
         let private = |r: &mut CreateSandbox| (r.ingress.public, r.secured) = (false, false);
         assert!(refused(private).contains("allowPublicTraffic"));
         assert!(refused(|r| drop(r.env.insert("A=B".into(), String::new()))).contains("\"A=B\""));

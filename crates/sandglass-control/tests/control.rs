@@ -30,3 +30,5 @@ mod templates;
 mod trouble;
 #[path = "control/troubled.rs"]
 mod troubled;
+#[path = "control/volumes.rs"]
+mod volumes;

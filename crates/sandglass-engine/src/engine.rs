@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use sandglass_types::{Digest, Limits, SandboxId};
+use sandglass_types::{Digest, Limits, SandboxId, VolumeId, VolumeMount};
 use serde::{Deserialize, Serialize};
 
 use crate::deadline::Deadline;
@@ -53,6 +53,8 @@ pub enum Feature {
     DiskLimit,
     /// A limit on processes.
     ProcessLimit,
+    /// [`Engine::create_volume`], and sandboxes with [volumes](SandboxSpec::volumes).
+    Volumes,
     /// A file system of its own: without it, programs in a sandbox see the machine's.
     OwnFiles,
 }
@@ -94,6 +96,9 @@ pub struct SandboxSpec {
     pub deadline: Option<Deadline>,
     /// Whether it is made for nobody yet: a file named [`UNUSED`] in its folder says so to whoever counts what is there.
     pub unused: bool,
+    /// The volumes that it has, each at most once, at paths of which none is below another. They are there when it is made.
+    #[serde(default)]
+    pub volumes: Vec<VolumeMount>,
 }
 
 /// The file in the folder of a sandbox that was made for nobody.
@@ -458,6 +463,24 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// The step that failed; call again.
     fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError>;
+
+    /// Makes a volume of this size, with an empty folder that everybody may write to; `Ok` if there is one of this name.
+    ///
+    /// # Errors
+    /// [`EngineError::NoRoom`], [`EngineError::Unsupported`], or the step that failed; then nothing of it is left.
+    fn create_volume(&self, id: &VolumeId, mib: u32) -> Result<(), EngineError>;
+
+    /// Removes a volume that no sandbox has; `Ok` if there is none.
+    ///
+    /// # Errors
+    /// The step that failed: somebody has it mounted.
+    fn remove_volume(&self, id: &VolumeId) -> Result<(), EngineError>;
+
+    /// All volumes.
+    ///
+    /// # Errors
+    /// The step that failed.
+    fn volumes(&self) -> Result<Vec<VolumeId>, EngineError>;
 
     /// What images and disks of sandboxes take: under each id, the image of that name and the disk of that sandbox. What is
     /// there of neither is left out. It looks at so much and no more.

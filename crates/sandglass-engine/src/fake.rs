@@ -24,7 +24,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use sandglass_linux::process::{adopt_orphans, boot_id};
-use sandglass_types::{InstanceId, SandboxId};
+use sandglass_types::{InstanceId, SandboxId, VolumeId};
 
 use self::folder::{Folder, Record};
 use self::model::{Agent, Life, Model};
@@ -66,6 +66,8 @@ pub struct FakeConfig {
 pub struct FakeEngine {
     sandboxes: PathBuf,
     images: PathBuf,
+    /// A folder per volume. No sandbox ever sees one: scripts have no files.
+    volumes: PathBuf,
     boot_id: String,
     processes: Box<dyn Model>,
     locks: Locks,
@@ -106,6 +108,7 @@ impl FakeEngine {
         Ok(Self {
             sandboxes: folder("sandboxes").map_err(failed)?,
             images: folder("images").map_err(failed)?,
+            volumes: folder("volumes").map_err(failed)?,
             boot_id: boot_id().map_err(|error| step("read the boot id", error))?,
             processes,
             locks: Locks::default(),
@@ -122,9 +125,22 @@ impl FakeEngine {
             Feature::OwnFiles,
         ]);
         if !self.processes.checkpoints() {
-            refuses.extend([Feature::Checkpoint, Feature::PrepareRestore]);
+            refuses.extend([Feature::Checkpoint, Feature::PrepareRestore, Feature::Volumes]);
         }
         refuses
+    }
+
+    /// Only with scripts: programs would have to find a volume at a path of this machine's.
+    fn has_volumes(&self, verb: &'static str) -> Result<(), EngineError> {
+        if self.processes.checkpoints() {
+            Ok(())
+        } else {
+            Err(EngineError::Unsupported { engine: NAME, verb })
+        }
+    }
+
+    fn volume(&self, id: &VolumeId) -> PathBuf {
+        self.volumes.join(id.as_str())
     }
 
     fn image(&self, image: &SandboxId) -> PathBuf {
@@ -222,6 +238,12 @@ impl FakeEngine {
     /// Makes a sandbox; takes it apart again if that fails.
     fn make(&self, spec: &SandboxSpec, source: Source<'_>) -> Result<(), EngineError> {
         let id = &spec.id;
+        for volume in &spec.volumes {
+            self.has_volumes("mount a volume")?;
+            if !self.volume(&volume.id).exists() {
+                return Err(step("find the volume", format!("there is no volume {}", volume.id)));
+            }
+        }
         let lock_of = self.locks.of(id);
         let _held = lock(&lock_of);
         let folder = self.folder(id);
@@ -385,6 +407,28 @@ impl Engine for FakeEngine {
 
     fn remove_image(&self, image: &SandboxId) -> Result<(), EngineError> {
         remove_folder(&self.image(image))
+    }
+
+    fn create_volume(&self, id: &VolumeId, _: u32) -> Result<(), EngineError> {
+        self.has_volumes("make a volume")?;
+        private_folder(&self.volume(id)).map_err(|error| step("make the volume", error))
+    }
+
+    fn remove_volume(&self, id: &VolumeId) -> Result<(), EngineError> {
+        self.has_volumes("remove a volume")?;
+        let has_it = |sandbox: &SandboxId| {
+            self.record(sandbox)
+                .is_some_and(|record| record.spec.volumes.iter().any(|volume| volume.id == *id))
+        };
+        let sandboxes = ids_in(&self.sandboxes).map_err(|error| step("remove the volume", error))?;
+        if let Some(sandbox) = sandboxes.iter().find(|sandbox| has_it(sandbox)) {
+            return Err(step("remove the volume", format!("sandbox {sandbox} has it")));
+        }
+        remove_folder(&self.volume(id))
+    }
+
+    fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {
+        ids_in(&self.volumes).map_err(|error| step("list the volumes", error))
     }
 
     fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, EngineError> {

@@ -2,10 +2,10 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::path::Path;
+use std::str::FromStr;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use rustix::fs::OFlags;
-use sandglass_types::SandboxId;
 
 use crate::engine::{EngineError, SandboxSpec, UNUSED, step};
 
@@ -38,7 +38,7 @@ pub(crate) fn remove_folder(path: &Path) -> Result<(), EngineError> {
 }
 
 /// What in a folder is named by an id; what is not is none of ours.
-pub(crate) fn ids_in(path: &Path) -> io::Result<Vec<SandboxId>> {
+pub(crate) fn ids_in<Id: FromStr>(path: &Path) -> io::Result<Vec<Id>> {
     let mut ids = Vec::new();
     for entry in fs_err::read_dir(path)? {
         ids.extend(entry?.file_name().to_str().and_then(|name| name.parse().ok()));

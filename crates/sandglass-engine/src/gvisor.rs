@@ -47,6 +47,7 @@ mod runsc;
 mod teardown;
 mod turns;
 mod users;
+mod volumes;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -60,7 +61,7 @@ use std::time::{Duration, Instant};
 
 use sandglass_linux::cgroup::CgroupError;
 use sandglass_linux::process::{self, Cpus, PidFd, Watch, adopt_orphans};
-use sandglass_types::{Digest, InstanceId, SandboxId};
+use sandglass_types::{Digest, InstanceId, SandboxId, VolumeId};
 
 use self::cache::Pins;
 use self::control::Control;
@@ -160,6 +161,8 @@ pub struct GvisorEngine {
     locks: Locks,
     /// Who uses which image.
     users: Users,
+    /// Held by who makes or removes a volume, or looks for its device.
+    volumes: Mutex<()>,
     /// Whether what nobody waits for is to be given up.
     leaving: AtomicBool,
     /// Sandbox processes that this host became the parent of.
@@ -176,7 +179,7 @@ impl GvisorEngine {
         let GvisorConfig { paths, instance, runsc, guest, guest_args, airlocks, driver, keep_unneeded } =
             config;
         let failed = |error: io::Error| step("prepare the folders", error);
-        for folder in [&paths.data, &paths.sandboxes(), &paths.images()] {
+        for folder in [&paths.data, &paths.sandboxes(), &paths.images(), &paths.volumes()] {
             private_folder(folder).map_err(failed)?;
         }
         fs_err::create_dir_all(&paths.cache).map_err(failed)?;
@@ -196,6 +199,7 @@ impl GvisorEngine {
         let holdings = Holdings::open(paths, &instance, released)?;
         let paths = &holdings.paths;
         image::sweep(&paths.images()).map_err(|error| step("remove unfinished images", error))?;
+        volumes::sweep(paths).map_err(|error| step("remove unfinished volumes", error))?;
         let args = std::iter::once(oci::GUEST_PATH.to_owned()).chain(guest_args).collect();
         let runsc = Runsc::open(&runsc, &paths.runsc_root())?;
         let over_socket = driver == Driver::Fastest && control::knows(&runsc.version);
@@ -219,6 +223,7 @@ impl GvisorEngine {
             turn: AtomicU64::new(0),
             locks: Locks::default(),
             users: Users::default(),
+            volumes: Mutex::default(),
             leaving: AtomicBool::new(false),
             watches: Mutex::default(),
         };
@@ -496,6 +501,18 @@ impl Engine for GvisorEngine {
         let _wanting = users.want();
         let paths = &self.holdings.paths;
         image::remove(&paths.images(), &paths.image(image)).map_err(|error| step("remove the image", error))
+    }
+
+    fn create_volume(&self, id: &VolumeId, mib: u32) -> Result<(), EngineError> {
+        self.make_volume(id, mib)
+    }
+
+    fn remove_volume(&self, id: &VolumeId) -> Result<(), EngineError> {
+        self.unmake_volume(id)
+    }
+
+    fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {
+        self.all_volumes()
     }
 
     fn footprints(&self, ids: &[SandboxId]) -> Result<Footprints, EngineError> {

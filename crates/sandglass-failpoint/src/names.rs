@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 106] = [
+pub const NAMES: [&str; 116] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -51,6 +51,13 @@ pub const NAMES: [&str; 106] = [
     // The unprivileged half, having an image compressed that nobody has used for long, and expanded when somebody wants it.
     "control.compress.host",
     "control.expand.host",
+    // The unprivileged half, making a volume, and deleting it.
+    "control.volume.insert",
+    "control.volume.host",
+    "control.volume.ready",
+    "control.volume.delete",
+    "control.volume.remove",
+    "control.volume.forget",
     // The unprivileged half, ending.
     "control.kill.receive",
     "control.kill.answer",
@@ -100,6 +107,11 @@ pub const NAMES: [&str; 106] = [
     // nobody needs, before that is removed.
     "engine.cache.pinned",
     "engine.cache.swept",
+    // The privileged half, with volumes.
+    "engine.volume.format",
+    "engine.volume.rename",
+    "engine.volume.remove",
+    "engine.volume.attach",
     // The watchdog, once it has the lock of the data folder.
     "watchdog.end",
     // Network slots.

@@ -4,8 +4,10 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// How often another process may take the device that the kernel called free, before this gives up.
@@ -13,6 +15,7 @@ const MAX_RACES: usize = 128;
 
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
 const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
+const LOOP_GET_STATUS64: libc::Ioctl = 0x4C05;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 /// `Documentation/admin-guide/devices.txt`.
 const LOOP_MAJOR: u32 = 7;
@@ -100,6 +103,27 @@ impl LoopDevice {
         Err(io::Error::new(io::ErrorKind::ResourceBusy, "no loop device stayed free long enough"))
     }
 
+    /// The device that has this file already, else a free one that it is attached to. The kernel would attach a file twice,
+    /// and two file systems on it would know nothing of each other: so whoever may attach this file must hold one lock from
+    /// before this call until it returns. `path` is what the kernel calls the file.
+    ///
+    /// # Errors
+    /// As [`LoopDevice::attach`].
+    pub fn attach_once(backing: &File, path: &Path) -> io::Result<Self> {
+        let metadata = backing.metadata()?;
+        for (index, found) in attached()? {
+            if found != path {
+                continue;
+            }
+            // It may be on its way to be detached: then it can't be opened, or has no file any more.
+            let Ok(device) = open_device(&device_path(index)) else { continue };
+            if file_of(&device).is_some_and(|file| file == (metadata.dev(), metadata.ino())) {
+                return Ok(Self { index, _device: device });
+            }
+        }
+        Self::attach(backing)
+    }
+
     /// Its number.
     #[must_use]
     pub const fn index(&self) -> u32 {
@@ -157,6 +181,23 @@ fn read_backing(attribute: &str) -> io::Result<Option<PathBuf>> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// Device and inode of the file behind an open device; `None` if it has none.
+fn file_of(device: &OwnedFd) -> Option<(u64, u64)> {
+    let mut info = MaybeUninit::<LoopInfo64>::zeroed();
+    // SAFETY: the kernel writes one `loop_info64` to the pointer during the call; all-zero is a valid one.
+    let info = unsafe {
+        if libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, info.as_mut_ptr()) != 0 {
+            return None;
+        }
+        info.assume_init()
+    };
+    // The kernel has it as `new_encode_dev` writes it, and `st_dev` as `makedev` does.
+    let encoded = info.device;
+    let (major, minor) = ((encoded & 0xf_ff00) >> 8, (encoded & 0xff) | ((encoded >> 12) & 0xf_ff00));
+    let number = |part| u32::try_from(part).ok();
+    Some((rustix::fs::makedev(number(major)?, number(minor)?), info.inode))
 }
 
 fn device_path(index: u32) -> PathBuf {
@@ -231,5 +272,22 @@ mod tests {
             assert!(std::time::Instant::now() < deadline, "still attached");
             std::thread::yield_now();
         }
+    }
+    /// Needs root and loop devices; fails, never skips, without them.
+    #[test]
+    fn a_file_that_is_attached_once_has_one_device() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let attach = || LoopDevice::attach_once(file.as_file(), file.path()).unwrap();
+        let (a, b) = (attach(), attach());
+        assert_eq!(a.index(), b.index());
+        // Another file of the same name is another one.
+        let other = tempfile::NamedTempFile::new().unwrap();
+        other.as_file().set_len(1 << 20).unwrap();
+        let c = LoopDevice::attach_once(other.as_file(), file.path()).unwrap();
+        assert_ne!(a.index(), c.index());
+        let index = a.index();
+        drop(a);
+        assert_eq!(backing_file(index).unwrap().as_deref(), Some(file.path()), "the second holds it");
     }
 }

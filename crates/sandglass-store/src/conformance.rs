@@ -15,6 +15,7 @@ pub mod sandboxes;
 pub mod snapshots;
 pub mod team_samples;
 pub mod teams;
+pub mod volumes;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -50,6 +51,8 @@ macro_rules! store_conformance {
                 children_of_a_fork_are_admitted_together_or_not_at_all,
                 a_template_has_one_image_on_each_machine,
                 a_name_is_a_template_s_or_a_snapshot_s;
+            volumes: a_volume_comes_back_as_it_was_stored, a_name_is_that_of_one_volume_of_a_team,
+                what_a_team_and_a_machine_may_have, a_volume_stays_while_somebody_needs_it;
             assignments: a_user_has_one_at_a_time, of_many_at_once_one_is_assigned,
                 a_release_ends_it_and_history_is_bounded;
             audit: rows_are_kept_in_their_order_until_they_are_old, long_reasons_are_cut;
@@ -132,6 +135,7 @@ pub fn sandbox_of(team: TeamId, created: i64) -> NewSandbox {
         end_at: at(created + 60_000),
         max_end_at: at(created + 3_600_000),
         idempotency: None,
+        volumes: Vec::new(),
         assign_to: None,
         quota: Amount::UNBOUNDED,
         capacity: Amount::UNBOUNDED,

@@ -13,9 +13,9 @@ pub mod sqlite;
 pub use model::{
     Admitted, ApiKey, Assignment, AuditEntry, CommandDefaults, Created, Event, Finished, IdempotencyKey,
     Identity, ImageState, KeyDigest, ListFilter, ListPage, MAX_DETAIL, MAX_KEYS, MadeFrom, NewSandbox,
-    NewSnapshot, Order, PageCursor, Purpose, Resume, Resumed, Sample, SandboxRow, SnapshotFilter,
+    NewSnapshot, NewVolume, Order, PageCursor, Purpose, Resume, Resumed, Sample, SandboxRow, SnapshotFilter,
     SnapshotKey, SnapshotName, SnapshotPage, SnapshotRow, StartPath, Started, Team, TeamSample, TemplateSpec,
-    Transition,
+    Transition, VolumeAdmitted, VolumeDeletion, VolumeQuota, VolumeRow, VolumeState, VolumeUses,
 };
 pub use sqlite::SqliteStore;
 
@@ -24,6 +24,7 @@ use sandglass_egress::policy::Policy;
 use sandglass_types::budget::Amount;
 use sandglass_types::{
     Digest, KeyId, Limits, Name, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName,
+    VolumeId,
 };
 
 /// A verb that could not be carried out.
@@ -226,6 +227,27 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// The *ready* snapshots of a node that were made before `before`, and that no sandbox was made from since then, oldest
     /// first.
     async fn cold_snapshots(&self, node: NodeId, before: Timestamp) -> Result<Vec<SnapshotRow>, StoreError>;
+
+    /// Inserts a volume in state `Making`: in one transaction with the check of its name, of the quota and of the capacity.
+    async fn insert_volume(&self, new: &NewVolume) -> Result<VolumeAdmitted, StoreError>;
+
+    /// Moves a volume from `Making` to `Ready`. `false` if it is not being made.
+    async fn volume_ready(&self, id: &VolumeId) -> Result<bool, StoreError>;
+
+    /// Moves a volume to `Deleting`, after which no client finds it, if no sandbox that has not ended and no image has it.
+    async fn begin_volume_deletion(&self, id: &VolumeId) -> Result<VolumeDeletion, StoreError>;
+
+    /// Removes the row of a volume that is `Deleting`, once nothing of it is on the machine.
+    async fn forget_volume(&self, id: &VolumeId) -> Result<(), StoreError>;
+
+    /// A *ready* volume, of whatever team.
+    async fn volume(&self, id: &VolumeId) -> Result<Option<VolumeRow>, StoreError>;
+
+    /// All *ready* volumes of a team, oldest first.
+    async fn volumes(&self, team: TeamId) -> Result<Vec<VolumeRow>, StoreError>;
+
+    /// All volumes of a node, whatever their state, oldest first.
+    async fn volumes_on_node(&self, node: NodeId) -> Result<Vec<VolumeRow>, StoreError>;
 
     /// Sets when the time of a *running* sandbox is up. With `only_later` an end that is not later than the present one
     /// changes nothing. The end in force afterwards, or `None` if it is not running, or is to be ended by now.

@@ -3,6 +3,7 @@
 mod sample;
 mod snapshot;
 mod template;
+mod volume;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +13,7 @@ use sandglass_egress::policy::{Policy, RequestHost};
 use sandglass_types::budget::{Amount, Excess};
 use sandglass_types::{
     Digest, EndReason, Generation, KeyId, Lifetime, Limits, NodeId, PauseMode, SandboxId, SandboxState,
-    TeamId, Timestamp, UserName,
+    TeamId, Timestamp, UserName, VolumeMount, VolumeName,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -23,6 +24,10 @@ pub use snapshot::{
     SnapshotName, SnapshotPage, SnapshotRow,
 };
 pub use template::{CommandDefaults, StartPath, Started, TemplateSpec};
+pub use volume::{
+    MAX_NAMED_USES, NewVolume, VolumeAdmitted, VolumeDeletion, VolumeQuota, VolumeRow, VolumeState,
+    VolumeUses,
+};
 
 /// An owner of keys and sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -184,6 +189,8 @@ pub struct NewSandbox {
     pub max_end_at: Timestamp,
     /// The client's key for this request and a digest of the request itself.
     pub idempotency: Option<(IdempotencyKey, Digest)>,
+    /// The volumes that it has: only such as are there and are the team's.
+    pub volumes: Vec<VolumeMount>,
     /// Whose it shall be, if they have none.
     pub assign_to: Option<UserName>,
     /// What all sandboxes of the team may have together, with this one.
@@ -203,6 +210,8 @@ pub enum Created {
     InProgress,
     /// Another request came before under this key.
     Mismatch,
+    /// The team has no such volume.
+    NoVolume(VolumeName),
     /// The user that it was for has this one.
     Assigned(SandboxId),
     /// With it the team would have more than its quota.
@@ -301,6 +310,8 @@ pub struct SandboxRow {
     pub start_path: StartPath,
     /// What commands have that say nothing else; `None` is as the server's own template of that name says.
     pub defaults: Option<CommandDefaults>,
+    /// The volumes that it has.
+    pub volumes: Vec<VolumeMount>,
     /// Where it is in its life.
     pub state: SandboxState,
     /// Counts restores, also those of what it is a copy of.

@@ -6,8 +6,8 @@
 //!
 //! A power cut may lose the last commits of ordinary verbs (`synchronous=NORMAL`): what they describe is gone with
 //! the machine's memory anyway. Verbs on teams and keys are on disk when they return (`synchronous=FULL`), because
-//! a revoked key must never come back, and so are moves to and from `Paused` and all of snapshots, because an image
-//! outlives the power.
+//! a revoked key must never come back, and so are moves to and from `Paused` and all of snapshots and volumes, because an
+//! image outlives the power.
 
 mod assignments;
 mod audit;
@@ -20,6 +20,7 @@ mod sandboxes;
 mod snapshots;
 mod team_samples;
 mod teams;
+mod volumes;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -30,14 +31,16 @@ use sandglass_egress::policy::Policy;
 use sandglass_types::budget::Amount;
 use sandglass_types::{
     Digest, KeyId, Limits, Name, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName,
+    VolumeId,
 };
 use sqlx::sqlite::{SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{Connection as _, Sqlite, Transaction};
 
 use crate::{
     Admitted, ApiKey, Assignment, AuditEntry, Created, Event, Finished, IdempotencyKey, Identity, KeyDigest,
-    ListFilter, ListPage, NewSandbox, NewSnapshot, Resume, Resumed, Sample, SandboxRow, SnapshotFilter,
-    SnapshotKey, SnapshotPage, SnapshotRow, StartPath, Store, StoreError, Team, TeamSample, Transition,
+    ListFilter, ListPage, NewSandbox, NewSnapshot, NewVolume, Resume, Resumed, Sample, SandboxRow,
+    SnapshotFilter, SnapshotKey, SnapshotPage, SnapshotRow, StartPath, Store, StoreError, Team, TeamSample,
+    Transition, VolumeAdmitted, VolumeDeletion, VolumeRow,
 };
 
 /// How long one verb waits for another process' write before it fails.
@@ -328,6 +331,34 @@ impl Store for SqliteStore {
 
     async fn set_start_path(&self, id: &SandboxId, path: StartPath) -> Result<bool, StoreError> {
         self.replace_start_path(id, path).await
+    }
+
+    async fn insert_volume(&self, new: &NewVolume) -> Result<VolumeAdmitted, StoreError> {
+        self.insert_new_volume(new).await
+    }
+
+    async fn volume_ready(&self, id: &VolumeId) -> Result<bool, StoreError> {
+        self.finish_volume(id).await
+    }
+
+    async fn begin_volume_deletion(&self, id: &VolumeId) -> Result<VolumeDeletion, StoreError> {
+        self.give_volume_up(id).await
+    }
+
+    async fn forget_volume(&self, id: &VolumeId) -> Result<(), StoreError> {
+        self.forget_volume_row(id).await
+    }
+
+    async fn volume(&self, id: &VolumeId) -> Result<Option<VolumeRow>, StoreError> {
+        self.volume_of(id).await
+    }
+
+    async fn volumes(&self, team: TeamId) -> Result<Vec<VolumeRow>, StoreError> {
+        self.volumes_of_team(team).await
+    }
+
+    async fn volumes_on_node(&self, node: NodeId) -> Result<Vec<VolumeRow>, StoreError> {
+        self.volumes_of_node(node).await
     }
 
     async fn set_end(

@@ -17,6 +17,7 @@ mod line_script;
 mod network;
 mod processes;
 mod refusals;
+mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -150,6 +151,7 @@ const CPU_LIMIT: Needs = Needs { feature: Some(Feature::CpuLimit), ..PROCESSES }
 const MEMORY_LIMIT: Needs = Needs { feature: Some(Feature::MemoryLimit), ..PROCESSES };
 const DISK_LIMIT: Needs = Needs { feature: Some(Feature::DiskLimit), ..PROCESSES };
 const PROCESS_LIMIT: Needs = Needs { feature: Some(Feature::ProcessLimit), ..PROCESSES };
+const VOLUMES: Needs = Needs { feature: Some(Feature::Volumes), ..PROCESSES };
 const OWN_FILES: Needs = Needs { feature: Some(Feature::OwnFiles), ..PROCESSES };
 
 /// Hands the list of all cases to another macro of this crate.
@@ -186,6 +188,10 @@ macro_rules! with_conformance_cases {
             network::nothing_of_the_machine_is_reached: AIRLOCK,
             network::a_guest_has_one_interface_that_ends_at_the_server: AIRLOCK,
             network::a_guest_is_reached_by_the_server_alone: AIRLOCK,
+            volumes::what_one_sandbox_does_on_a_volume_the_others_see: VOLUMES,
+            volumes::a_full_volume_is_a_clean_error_inside: VOLUMES,
+            volumes::a_volume_outlives_its_sandboxes_and_its_host: VOLUMES,
+            volumes::what_comes_back_from_an_image_has_its_volumes: VOLUMES,
             checkpoint::two_children_go_on_from_one_image: CHECKPOINT,
             checkpoint::it_may_be_flushed_after_its_source_runs_again: CHECKPOINT,
             checkpoint::an_image_outlives_its_parent_and_its_host: CHECKPOINT,

@@ -118,6 +118,14 @@ impl SnapshotId {
 }
 
 base36_id!(
+    /// Names one volume for ever.
+    VolumeId,
+    SANDBOX_ID_LEN,
+    "volume",
+    "20 characters of a-z and 0-9"
+);
+
+base36_id!(
     /// Names one data folder, made once with it. Every kernel object that a server makes carries it, and a
     /// server lists and destroys only what carries its own.
     InstanceId,

@@ -17,14 +17,16 @@ pub mod net;
 pub mod reference;
 pub mod state;
 pub mod user;
+pub mod volume;
 
 pub use clock::{Clock, SystemClock, Timestamp};
 pub use digest::Digest;
 pub use error::{Error, ErrorKind};
-pub use id::{Generation, InstanceId, KeyId, NodeId, SandboxId, SnapshotId, TeamId};
+pub use id::{Generation, InstanceId, KeyId, NodeId, SandboxId, SnapshotId, TeamId, VolumeId};
 pub use lifetime::{Lifetime, OnTimeout, PauseMode, ResumeMode};
 pub use limits::Limits;
 pub use name::{InvalidName, MAX_NAME, Name};
 pub use reference::Reference;
 pub use state::{EndReason, SandboxState};
 pub use user::{InvalidUserName, MAX_USER_NAME, UserName};
+pub use volume::{MountPath, VolumeMount, VolumeName};

@@ -80,6 +80,8 @@ struct File {
     #[serde(default)]
     quota: Quota,
     #[serde(default)]
+    volumes: budgets::Volumes,
+    #[serde(default)]
     host: budgets::Host,
     #[serde(default)]
     audit: AuditFile,
@@ -235,6 +237,8 @@ pub(crate) struct Config {
     pub(crate) egress: Egress,
     /// What each team may have.
     pub(crate) quota: Quota,
+    /// What volumes are.
+    pub(crate) volumes: budgets::Volumes,
     /// What each sandbox may use.
     pub(crate) limits: Limits,
     /// How long nobody may use one whose client did not say.
@@ -312,6 +316,7 @@ impl Config {
             bail!("domain must be a host name, with or without :PORT, not {domain:?}");
         }
         file.quota.check()?;
+        file.volumes.check()?;
         file.host.check()?;
         let default_listen = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 3000));
         let listen = args.listen.or(file.listen).unwrap_or(default_listen);
@@ -343,6 +348,7 @@ impl Config {
             agent_silence: Duration::from_secs(silence),
             egress: Egress::resolve(file.egress)?,
             quota: file.quota,
+            volumes: file.volumes,
             limits: file.sandbox.limits()?,
             idle_timeout: file.sandbox.idle_timeout(),
             host: file.host,
@@ -580,6 +586,8 @@ mod tests {
         assert!(error("[quota]\nsandboxes = 0").contains("quota.sandboxes must be between 1 and"));
         assert!(error("[quota]\ncpus = -1").contains("cpus"));
         assert!(error("[quota]\nsandboxs = 1").contains("sandboxs"));
+        assert!(error("[quota]\nvolumes = 0").contains("quota.volumes must be between 1 and"));
+        assert!(error("[volumes]\ndefault_mib = 1").contains("volumes.default_mib must be between 16 and"));
         assert!(error("[host]\nmemory_mib = 0").contains("host.memory_mib must be between 1 and"));
         assert!(error("[host]\ndisk_mib = \"all\"").contains("disk_mib"));
         assert!(error("[host]\nloops = 1").contains("loops"));

@@ -88,8 +88,8 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
         }
     };
     let paths = HostPaths { data: data.host(), cache: config.cache_dir.clone() };
-    let machine = Machine::look(&paths.sandboxes(), &paths.images(), data.path())?;
-    let budgets = budgets::in_force(config.quota, config.host, machine);
+    let machine = Machine::look(&[paths.sandboxes(), paths.images(), paths.volumes()], data.path())?;
+    let budgets = budgets::in_force(config.quota, config.volumes, config.host, machine);
     tracing::info!(?budgets, "what sandboxes may use together");
     let guest_folder = match config.engine {
         Engine::Gvisor => &config.cache_dir,

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sandglass_control::CreateSandbox;
+use sandglass_control::{AskedVolume, CreateSandbox};
 use sandglass_egress::policy::{Ingress, Network, Policy, from_e2b, ingress_from_e2b};
 use sandglass_store::IdempotencyKey;
+use sandglass_types::volume::{InvalidMountPath, InvalidVolumeName};
 use sandglass_types::{Digest, Lifetime, OnTimeout};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -68,15 +69,23 @@ pub(crate) struct NewSandbox {
     /// Only without `tokens`.
     #[schema(value_type = Option<Object>)]
     iam: Option<Object<Iam>>,
-    /// Only empty.
-    #[schema(value_type = Option<Vec<Object>>)]
-    volume_mounts: Option<Vec<Value>>,
+    /// Volumes of the team by their names, each at a path of its own; at most 8.
+    #[schema(value_type = Option<Vec<Mount>>)]
+    volume_mounts: Option<Vec<Object<Mount>>>,
 }
 
 /// The body field `autoResume`.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct AutoResume {
     enabled: Option<bool>,
+}
+
+/// An entry of the body field `volumeMounts`.
+#[derive(Debug, Deserialize, ToSchema)]
+struct Mount {
+    name: String,
+    /// Absolute, and none that the computer itself needs.
+    path: String,
 }
 
 /// The body field `iam`.
@@ -101,6 +110,8 @@ pub(crate) struct Accepted {
     pub(crate) allow_internet_access: Option<bool>,
     pub(crate) policy: Policy,
     pub(crate) ingress: Ingress,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) volumes: Vec<AskedVolume>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes it like that")]
@@ -158,11 +169,13 @@ impl NewSandbox {
         let asked = [
             ("mcp", self.mcp.is_some()),
             ("iam", self.iam.and_then(|Object(iam)| iam.tokens).is_some_and(|tokens| !tokens.is_empty())),
-            ("volumeMounts", self.volume_mounts.is_some_and(|mounts| !mounts.is_empty())),
         ];
         if let Some((field, _)) = asked.into_iter().find(|(_, asked)| *asked) {
             return Err(unsupported(field));
         }
+        let volumes = self.volume_mounts.unwrap_or_default();
+        let volumes =
+            volumes.into_iter().map(|Object(mount)| asked_volume(&mount)).collect::<Result<_, _>>()?;
         let network = self.network.map(|Object(network)| network).unwrap_or_default();
         let policy = policy(&network, self.allow_internet_access)?;
         let ingress = ingress(&network)?;
@@ -181,8 +194,24 @@ impl NewSandbox {
             allow_internet_access: self.allow_internet_access,
             policy,
             ingress,
+            volumes,
         })
     }
+}
+
+/// A volume that a client asks for.
+///
+/// # Errors
+/// 400 that says what is wrong with it.
+fn asked_volume(mount: &Mount) -> Result<AskedVolume, ApiError> {
+    let Mount { name, path } = mount;
+    let invalid = |field: &str, text: &str, error: &dyn std::fmt::Display| {
+        ApiError::invalid(format!("volumeMounts: the {field} {text:?}: {error}"))
+    };
+    Ok(AskedVolume {
+        name: name.parse().map_err(|error: InvalidVolumeName| invalid("name", name, &error))?,
+        path: path.parse().map_err(|error: InvalidMountPath| invalid("path", path, &error))?,
+    })
 }
 
 /// An idle window, or none if it has no length.
@@ -220,6 +249,7 @@ impl Accepted {
             allow_internet_access,
             policy,
             ingress,
+            volumes,
         } = self;
         CreateSandbox {
             template,
@@ -230,6 +260,7 @@ impl Accepted {
             allow_internet_access,
             policy,
             ingress,
+            volumes,
             idempotency,
         }
     }

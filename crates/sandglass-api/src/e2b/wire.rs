@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use sandglass_egress::policy::lists_of;
 use sandglass_store::SandboxRow;
-use sandglass_types::{OnTimeout, PauseMode, SandboxId, SandboxState, Timestamp};
+use sandglass_types::{
+    MountPath, OnTimeout, PauseMode, SandboxId, SandboxState, Timestamp, VolumeMount, VolumeName,
+};
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
@@ -85,6 +87,17 @@ pub(crate) struct ListedSandbox {
     envd_version: &'static str,
     alias: String,
     metadata: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    volume_mounts: Vec<VolumeMounted>,
+}
+
+/// A volume that a sandbox has.
+#[derive(Debug, Serialize, ToSchema)]
+struct VolumeMounted {
+    #[schema(value_type = String)]
+    name: VolumeName,
+    #[schema(value_type = String)]
+    path: MountPath,
 }
 
 impl From<SandboxRow> for ListedSandbox {
@@ -105,6 +118,11 @@ impl From<SandboxRow> for ListedSandbox {
             },
             envd_version: ENVD_VERSION,
             metadata: row.metadata,
+            volume_mounts: row
+                .volumes
+                .into_iter()
+                .map(|VolumeMount { name, path, .. }| VolumeMounted { name, path })
+                .collect(),
         }
     }
 }
@@ -227,6 +245,7 @@ pub(crate) mod tests {
             made_from: Default::default(),
             start_path: Default::default(),
             defaults: None,
+            volumes: Vec::new(),
             state: SandboxState::Running,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(1_764_424_800_123),

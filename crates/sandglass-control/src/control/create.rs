@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 use super::snapshots::Model;
+use super::volumes::no_volume_named;
 use super::{Control, REMOVAL_CHECK, REMOVAL_PATIENCE, injected, stored};
 use crate::admission;
 use crate::owner::{Begin, Origin};
@@ -57,6 +58,7 @@ impl Control {
         }
         request.check(self.0.config.max_lifetime)?;
         let model = self.model(team, &request.template).await?;
+        let model = model.with_volumes(self.mounts(team, &request.volumes).await?)?;
         self.make_of(team, request, model, assign_to).await
     }
 
@@ -93,6 +95,7 @@ impl Control {
             rootfs: model.rootfs,
             limits: model.limits,
             defaults: model.defaults,
+            volumes: model.volumes,
             start_path: model.start_path,
             access_token: request.secured.then(random_token),
             metadata: request.metadata,
@@ -157,6 +160,7 @@ impl Control {
                 let message = "this idempotency key came with another request before; use a new one";
                 Error::new(ErrorKind::IdempotencyMismatch, message)
             }
+            Created::NoVolume(name) => no_volume_named(&name),
             Created::OverQuota(excess) => admission::over_quota(excess),
             Created::OverCapacity { excess, .. } => admission::over_capacity(excess),
         })

@@ -169,6 +169,7 @@ impl Control {
             made_from: Default::default(),
             start_path: StartPath::Pool,
             defaults: of.defaults,
+            volumes: Vec::new(),
             state: SandboxState::Creating,
             generation: next(of.generation),
             created_at: now,

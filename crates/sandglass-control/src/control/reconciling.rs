@@ -67,6 +67,7 @@ impl Control {
             }
         }
         self.clear_images(&snapshots).await?;
+        self.reconcile_volumes().await?;
         for repair in reconcile::plan(&on_machine, &images, rows, &owned, self.0.clock.now()) {
             tracing::info!(?repair, "reconciling");
             sandglass_failpoint::hit_async("control.reconcile.repair").await.map_err(injected)?;

@@ -16,7 +16,7 @@ use sandglass_types::error::Chain;
 use sandglass_types::reference::{DEFAULT_TAG, namespace_of};
 use sandglass_types::{
     Digest, Error, ErrorKind, Generation, Lifetime, Limits, Reference, SandboxId, SandboxState, SnapshotId,
-    TeamId,
+    TeamId, VolumeMount,
 };
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
@@ -58,7 +58,35 @@ pub(super) struct Model {
     /// What commands in it have, if its template is not the server's own.
     pub(super) defaults: Option<CommandDefaults>,
     pub(super) start_path: StartPath,
+    /// Those of what it is a copy of.
+    pub(super) volumes: Vec<VolumeMount>,
     pub(super) origin: Origin,
+}
+
+impl Model {
+    /// The same with these volumes. What is in the memory of an image knows no mount that its source had not: so what is made from
+    /// a template is started cold, and a copy has those of its source.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] for a copy that is to have others.
+    pub(super) fn with_volumes(mut self, volumes: Vec<VolumeMount>) -> Result<Self, Error> {
+        if volumes.is_empty() {
+            return Ok(self);
+        }
+        self.origin = match self.origin {
+            Origin::Template(lease, spec) if spec.base != self.template => Origin::TemplateDisk(lease, spec),
+            // What the server prepares itself has nothing on its disk.
+            Origin::Template(..) => Origin::New,
+            Origin::Copy(_) => {
+                let message = "what is made from a snapshot has the volumes that its source had: leave volumeMounts out";
+                return Err(Error::new(ErrorKind::Invalid, message));
+            }
+            other => other,
+        };
+        self.start_path = StartPath::Cold;
+        self.volumes = volumes;
+        Ok(self)
+    }
 }
 
 /// The generation of what is made from an image of this one.
@@ -118,6 +146,7 @@ impl Control {
             made_from: MadeFrom::Snapshot(row.id),
             defaults: row.defaults,
             start_path: StartPath::Restore,
+            volumes: row.volumes,
             origin: Origin::Copy(lease),
         })
     }
@@ -414,6 +443,7 @@ impl Control {
             limits: source.limits,
             source: source.id.clone(),
             generation: source.generation,
+            volumes: source.volumes.clone(),
             created_at: self.0.clock.now(),
             quota: self.0.config.budgets.quota,
             capacity: self.0.config.budgets.capacity,
@@ -442,6 +472,7 @@ impl Control {
             lifetime: Lifetime { idle: source.lifetime.idle, ..Lifetime::of(lives) },
             made_from: MadeFrom::Fork(source.id.clone()),
             generation: next(image.generation),
+            volumes: image.volumes.clone(),
             created_at: image.created_at,
             end_at: image.created_at.plus(lives),
             max_end_at: image.created_at.plus(self.0.config.max_lifetime),

@@ -39,6 +39,7 @@ impl RunningImage {
             made_from: MadeFrom::Template,
             defaults: row.defaults,
             start_path: StartPath::Restore,
+            volumes: Vec::new(),
             origin: Origin::Template(lease, spec),
         }
     }
@@ -106,6 +107,7 @@ impl Control {
             made_from: MadeFrom::Template,
             defaults: None,
             start_path: StartPath::Cold,
+            volumes: Vec::new(),
             origin: Origin::New,
         }
     }

@@ -60,7 +60,14 @@ impl Owner<'_> {
         let (id, rootfs, limits) = (self.row.id.clone(), self.row.rootfs, self.row.limits);
         let making = make(
             shared.host.clone(),
-            SandboxSpec { id: id.clone(), rootfs, limits, deadline, unused: false },
+            SandboxSpec {
+                id: id.clone(),
+                rootfs,
+                limits,
+                deadline,
+                unused: false,
+                volumes: self.row.volumes.clone(),
+            },
         );
         Some(Successor { id, place, making: Some(Box::pin(making)) })
     }

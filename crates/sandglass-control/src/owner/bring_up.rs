@@ -115,7 +115,14 @@ pub(super) fn deadline(row: &SandboxRow, at: Timestamp, ends: Instant) -> Option
 
 fn spec(row: &SandboxRow, ends: Instant) -> SandboxSpec {
     let deadline = deadline(row, row.end_at, ends);
-    SandboxSpec { id: row.id.clone(), rootfs: row.rootfs, limits: row.limits, deadline, unused: false }
+    SandboxSpec {
+        id: row.id.clone(),
+        rootfs: row.rootfs,
+        limits: row.limits,
+        deadline,
+        unused: false,
+        volumes: row.volumes.clone(),
+    }
 }
 
 /// Keeps the deadline of a found sandbox: what the last server could not say any more, or said by a clock that was set since.

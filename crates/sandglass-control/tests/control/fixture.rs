@@ -210,6 +210,7 @@ pub(crate) fn request(timeout: Duration) -> CreateSandbox {
         allow_internet_access: None,
         policy: Policy::default(),
         ingress: Ingress::default(),
+        volumes: Vec::new(),
         idempotency: None,
     }
 }

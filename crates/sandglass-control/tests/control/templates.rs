@@ -154,6 +154,7 @@ async fn a_template_of_the_server_gets_no_image_while_a_snapshot_has_its_name() 
         limits: of.limits,
         source: of.id.clone(),
         generation: of.generation,
+        volumes: Vec::new(),
         created_at: of.created_at,
         quota: Amount::UNBOUNDED,
         capacity: Amount::UNBOUNDED,

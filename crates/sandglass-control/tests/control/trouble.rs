@@ -8,7 +8,7 @@ use sandglass_engine::deadline::Deadline;
 use sandglass_engine::engine::{AirlockSocket, Compression, Feature, Keep, Presence, SessionEnds};
 use sandglass_engine::fake::FakeEngine;
 use sandglass_engine::{Engine, EngineError, EngineInfo, Exit, Footprints, SandboxSpec, Stats};
-use sandglass_types::SandboxId;
+use sandglass_types::{SandboxId, VolumeId};
 
 #[derive(Default)]
 struct State {
@@ -146,6 +146,20 @@ impl Engine for Troubled {
     fn boot(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
         self.trouble.meet("boot")?;
         self.engine.boot(spec, image)
+    }
+
+    fn create_volume(&self, id: &VolumeId, mib: u32) -> Result<(), EngineError> {
+        self.trouble.meet("create_volume")?;
+        self.engine.create_volume(id, mib)
+    }
+
+    fn remove_volume(&self, id: &VolumeId) -> Result<(), EngineError> {
+        self.trouble.meet("remove_volume")?;
+        self.engine.remove_volume(id)
+    }
+
+    fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {
+        self.engine.volumes()
     }
 
     fn images(&self) -> Result<Vec<SandboxId>, EngineError> {

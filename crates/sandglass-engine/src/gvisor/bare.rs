@@ -21,7 +21,7 @@ use super::image::Image;
 use super::layer::{self, Layer};
 use super::make;
 use super::paths::{HostPaths, SandboxPaths};
-use super::runsc::{self, FLAGS, Runsc};
+use super::runsc::{self, EXCLUSIVE_MOUNTS, FLAGS, Runsc};
 use super::{ceiling, disk, oci, teardown};
 use crate::engine::{EngineError, step};
 use crate::files::{private_folder, remove_folder};
@@ -160,7 +160,7 @@ impl Bare {
         leaf.make()
             .and_then(|()| leaf.limit(&ceiling::of(limits)))
             .map_err(|error| step("make the control group", error))?;
-        let mounts = make::mount(paths, &self.layer.path, &self.rootfs, limits.memory_mib())?;
+        let mounts = make::mount(paths, &self.layer.path, &self.rootfs, limits.memory_mib(), &[])?;
         make::before(leaf, mounts, None)
     }
 
@@ -171,6 +171,7 @@ impl Bare {
             .arg("--root")?
             .arg(self.paths.runsc_root())?
             .args(FLAGS)?
+            .arg(EXCLUSIVE_MOUNTS)?
             .args(["--network=none"])
     }
 
@@ -328,6 +329,7 @@ fn spec(
         args: &command.argv,
         root: &paths.root_mount(),
         tmp: &paths.disk_mount().join(disk::TMP),
+        volumes: &[],
         netns: None,
         limits,
     });

@@ -24,6 +24,9 @@ pub(super) const WORK: &str = "work";
 /// The folder that is the guest's `/tmp`.
 pub(super) const TMP: &str = "tmp";
 
+/// How a disk begins.
+const CONTENT: [(&str, u32); 3] = [(UPPER, 0o755), (WORK, 0o755), (TMP, 0o1777)];
+
 /// How a disk is mounted. Nothing on it outlives a crash of the machine, so nothing is ordered or flushed for
 /// one; the inode tables are zero already, because a new file is.
 pub(super) const MOUNT_OPTIONS: &str =
@@ -53,18 +56,27 @@ fn formatted(paths: &HostPaths, mib: u32) -> Result<PathBuf, EngineError> {
     fs_err::create_dir_all(&dir).map_err(failed)?;
     // Made aside and renamed: several instances may be at it, and each renames a whole one.
     let aside = tempfile::Builder::new().prefix(cache::MAKING).tempdir_in(&dir).map_err(failed)?;
-    let content = aside.path().join("content");
-    for (name, mode) in [(UPPER, 0o755), (WORK, 0o755), (TMP, 0o1777)] {
-        let path = content.join(name);
-        fs_err::create_dir_all(&path).map_err(failed)?;
-        fs_err::set_permissions(&path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
-    }
     let image = aside.path().join("disk.img");
     let file =
         fs_err::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&image).map_err(failed)?;
     file.set_len(u64::from(mib) << 20).map_err(failed)?;
+    format(&image, aside.path(), &CONTENT)?;
+    // Before the rename, so that a crash of the machine can't leave an empty file under the final name.
+    file.sync_all().map_err(failed)?;
+    fs_err::rename(&image, &target).map_err(failed)?;
+    Ok(target)
+}
 
-    // A journal, though nothing is ever recovered: without one, ext4 searches for recently deleted inodes on
+/// Puts an ext4 file system on a file that has its size already, and these folders on it, which are made in `dir` first.
+pub(super) fn format(image: &Path, dir: &Path, folders: &[(&str, u32)]) -> Result<(), EngineError> {
+    let failed = |error: io::Error| step("format a blank disk", error);
+    let content = dir.join("content");
+    for (name, mode) in folders {
+        let path = content.join(name);
+        fs_err::create_dir_all(&path).map_err(failed)?;
+        fs_err::set_permissions(&path, std::fs::Permissions::from_mode(*mode)).map_err(failed)?;
+    }
+    // A journal, also where nothing is ever recovered: without one, ext4 searches for recently deleted inodes on
     // every create, which is many times slower.
     let launch = Launch::new("/usr/sbin/mkfs.ext4")
         .and_then(|launch| {
@@ -76,17 +88,14 @@ fn formatted(paths: &HostPaths, mib: u32) -> Result<PathBuf, EngineError> {
                 "-d",
             ])
         })
-        .and_then(|launch| launch.arg(&content)?.arg(&image)?.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
+        .and_then(|launch| launch.arg(&content)?.arg(image)?.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
         .map_err(|error| step("format a blank disk", error))?;
     let output = run(launch, b"", MKFS_TIMEOUT, 4096).map_err(|error| step("format a blank disk", error))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         return Err(step("format a blank disk", format!("mkfs.ext4 ended with {}: {said}", output.status)));
     }
-    // Before the rename, so that a crash of the machine can't leave an empty file under the final name.
-    file.sync_all().map_err(failed)?;
-    fs_err::rename(&image, &target).map_err(failed)?;
-    Ok(target)
+    Ok(())
 }
 
 /// Copies a sparse file by sharing its blocks where the file system can, else by its data without its holes; that only if

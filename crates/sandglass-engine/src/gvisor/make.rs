@@ -13,6 +13,7 @@ use sandglass_linux::process::{Cpus, ProcessIdentity, Step};
 use super::disk;
 use super::paths::SandboxPaths;
 use super::runsc::no_network_settings;
+use super::volumes::{self, Attached};
 use crate::engine::{EngineError, Lack, step};
 use crate::session::Session;
 
@@ -45,16 +46,17 @@ fn attach_disk(paths: &SandboxPaths) -> Result<LoopDevice, EngineError> {
     let failed = "attach the disk";
     let file = fs_err::OpenOptions::new().read(true).write(true).open(paths.disk());
     let file = file.map_err(|error| step(failed, error))?;
-    LoopDevice::attach(file.file()).map_err(|error| {
-        // Whatever else the kernel says of a sound file, the machine has no device for it.
-        let lack = Lack::behind(&error).filter(|lack| matches!(lack, Lack::Memory | Lack::Descriptors));
-        let lack = lack.unwrap_or(Lack::LoopDevices);
-        EngineError::NoRoom { lack, step: failed, source: error.into() }
-    })
+    LoopDevice::attach(file.file()).map_err(|error| no_device(failed, error))
 }
 
-/// The mounts that only the sandbox's own processes see: its disk, and on it its root file system over the layer with the
-/// agent and the template.
+/// Whatever else the kernel says of a sound file, the machine has no device for it.
+pub(super) fn no_device(step: &'static str, error: io::Error) -> EngineError {
+    let lack = Lack::behind(&error).filter(|lack| matches!(lack, Lack::Memory | Lack::Descriptors));
+    EngineError::NoRoom { lack: lack.unwrap_or(Lack::LoopDevices), step, source: error.into() }
+}
+
+/// The mounts that only the sandbox's own processes see: its disk, on it its root file system over the layer with the
+/// agent and the template, and its volumes.
 ///
 /// `runsc` tells the guest the smaller of the machine's memory and the control group's limit; the latter has room for
 /// the engine itself, which is none of the guest's. So the former is made what the guest was promised.
@@ -63,6 +65,7 @@ pub(super) fn mount(
     layer: &Path,
     rootfs: &Path,
     memory_mib: u32,
+    attached: &[Attached],
 ) -> Result<MountNamespace, EngineError> {
     let failed = |error: io::Error| step("prepare the mounts", error);
     for folder in [paths.disk_mount(), paths.root_mount()] {
@@ -74,7 +77,7 @@ pub(super) fn mount(
     let disk = paths.disk_mount();
     let overlay = overlay_options(layer, rootfs, &disk);
     let string = |bytes: &OsStr| CString::new(bytes.as_bytes()).map_err(|error| failed(error.into()));
-    let mounts = [
+    let mut mounts = vec![
         no_network_settings(),
         Mount {
             source: string(paths.meminfo().as_os_str())?,
@@ -98,6 +101,17 @@ pub(super) fn mount(
             data: string(&overlay)?,
         },
     ];
+    for Attached { device, index } in attached {
+        let target = paths.volume_mount(*index);
+        fs_err::create_dir(&target).map_err(failed)?;
+        mounts.push(Mount {
+            source: string(device.path().as_os_str())?,
+            target: string(target.as_os_str())?,
+            fstype: c"ext4".into(),
+            flags: MS_NOSUID | MS_NODEV | MS_NOATIME,
+            data: string(OsStr::new(volumes::MOUNT_OPTIONS))?,
+        });
+    }
     MountNamespace::furnish(Propagation::Slave, &mounts)
         .map_err(|error| step("mount the sandbox's files", error))
 }

@@ -1,8 +1,8 @@
 //! The OCI runtime spec of a sandbox.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use sandglass_types::Limits;
+use sandglass_types::{Limits, MountPath};
 use serde_json::{Value, json};
 
 /// The agent, as the guest sees it.
@@ -61,6 +61,8 @@ pub(super) struct Input<'a> {
     pub(super) root: &'a Path,
     /// The folder on the sandbox's disk that becomes `/tmp`.
     pub(super) tmp: &'a Path,
+    /// Folders that become the guest's at these paths, and that other sandboxes may have as well.
+    pub(super) volumes: &'a [(PathBuf, &'a MountPath)],
     /// The network namespace to join; a new, empty one if `None`.
     pub(super) netns: Option<&'a Path>,
     pub(super) limits: Limits,
@@ -81,10 +83,22 @@ pub(super) fn spec(input: &Input<'_>) -> Value {
             "options": ["nosuid", "nodev", format!("mode={mode}"), format!("size={}", mib << 20)],
         })
     };
+    let bind = |destination: &str, source: &Path| json!({"destination": destination, "type": "bind", "source": source, "options": ["rw", "nosuid", "nodev"]});
     let mut network = json!({"type": "network"});
     if let Some(path) = input.netns {
         network["path"] = json!(path);
     }
+    let mut mounts = vec![
+        json!({"destination": "/proc", "type": "proc", "source": "proc"}),
+        json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs"}),
+        json!({
+            "destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"],
+        }),
+        bind("/tmp", input.tmp),
+        tmpfs("/dev/shm", "1777", memory_mib / 4),
+        tmpfs("/run", "0755", (memory_mib / 8).min(64)),
+    ];
+    mounts.extend(input.volumes.iter().map(|(source, path)| bind(path.as_str(), source)));
     json!({
         "ociVersion": "1.0.2",
         "process": {
@@ -102,14 +116,7 @@ pub(super) fn spec(input: &Input<'_>) -> Value {
         },
         "root": {"path": input.root, "readonly": false},
         "hostname": input.hostname,
-        "mounts": [
-            {"destination": "/proc", "type": "proc", "source": "proc"},
-            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
-            {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]},
-            {"destination": "/tmp", "type": "bind", "source": input.tmp, "options": ["rw", "nosuid", "nodev"]},
-            tmpfs("/dev/shm", "1777", memory_mib / 4),
-            tmpfs("/run", "0755", (memory_mib / 8).min(64)),
-        ],
+        "mounts": mounts,
         "linux": {
             "namespaces": [
                 {"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}, network,
@@ -128,6 +135,7 @@ mod tests {
             args: &[GUEST_PATH.to_owned()],
             root: Path::new("/r"),
             tmp: Path::new("/d/tmp"),
+            volumes: &[("/v/files".into(), &"/mnt/data".parse().unwrap())],
             netns,
             limits: Limits::default(),
         })
@@ -145,6 +153,13 @@ mod tests {
                 assert_eq!((&mount["type"], &mount["source"]), (&json!("bind"), &json!("/d/tmp")));
             }
         }
+    }
+
+    #[test]
+    fn volumes_are_mounted_last() {
+        let spec = built(None);
+        let last = spec["mounts"].as_array().unwrap().last().unwrap();
+        assert_eq!((&last["destination"], &last["source"]), (&json!("/mnt/data"), &json!("/v/files")));
     }
 
     #[test]

@@ -13,8 +13,8 @@ use sandglass_types::{Digest, SandboxId};
 use super::image::{CHECKPOINT_TIMEOUT, Source};
 use super::paths::SandboxPaths;
 use super::record::{Pinned, Record};
-use super::runsc::{MAKE_TIMEOUT, Make, Network};
-use super::{GvisorEngine, ceiling, disk, layer, make, oci};
+use super::runsc::{MAKE_TIMEOUT, Make, MountAccess, Network};
+use super::{GvisorEngine, ceiling, disk, layer, make, oci, volumes};
 use crate::deadline::{self, Moment};
 use crate::engine::{EngineError, SandboxSpec, step};
 use crate::files::{mark_unused, private_folder};
@@ -92,7 +92,7 @@ impl GvisorEngine {
         if let Err(error) = expected {
             tracing::debug!(%error, "joining the control group may take its time");
         }
-        let ((), mounts) = both(surroundings, mounts)?;
+        let ((), namespace) = both(surroundings, mounts)?;
         if spec.unused || matches!(source, Source::Ahead(..)) {
             self.turns.nobody_waits(&leaf);
         } else {
@@ -100,7 +100,7 @@ impl GvisorEngine {
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let cpus = make::cpus_for(spec.limits.cpus(), &self.cpus, turn);
-        let before = make::before(&leaf, mounts, cpus)?;
+        let before = make::before(&leaf, namespace, cpus)?;
         let (bundle, pid_file) = (paths.bundle(), paths.pid_file());
         let mut options =
             vec![OsStr::new("--bundle"), bundle.as_os_str(), OsStr::new("--pid-file"), pid_file.as_os_str()];
@@ -116,7 +116,8 @@ impl GvisorEngine {
         // What could be written must be readable: both take as long as there is memory.
         let within = if checkpoint.is_some() { CHECKPOINT_TIMEOUT } else { MAKE_TIMEOUT };
         let (log, panics) = (paths.log(), paths.panics());
-        let call = Make { verb, options: &options, network, log: &log, panics: &panics, within };
+        let mounts = if spec.volumes.is_empty() { MountAccess::Exclusive } else { MountAccess::Shared };
+        let call = Make { verb, options: &options, network, mounts, log: &log, panics: &panics, within };
         self.runsc.make(id, &call, before, stdio)?;
         sandglass_failpoint::hit("engine.create.made")?;
         if cpus.is_some() {
@@ -140,7 +141,7 @@ impl GvisorEngine {
         Ok(record)
     }
 
-    /// A blank disk or the image's, and the mounts on it.
+    /// A blank disk or the image's, and the mounts on it and of its volumes.
     fn make_disk(
         &self,
         spec: &SandboxSpec,
@@ -157,7 +158,8 @@ impl GvisorEngine {
         }
         sandglass_failpoint::hit("engine.create.attach")?;
         let layer = layer::path(&self.holdings.paths, agent);
-        make::mount(paths, &layer, rootfs, spec.limits.memory_mib())
+        let volumes = self.attach_volumes(&spec.volumes)?;
+        make::mount(paths, &layer, rootfs, spec.limits.memory_mib(), &volumes)
     }
 
     /// Network, files, and the control group with its limits.
@@ -180,6 +182,7 @@ impl GvisorEngine {
             args: &self.args,
             root: &paths.root_mount(),
             tmp: &paths.disk_mount().join(disk::TMP),
+            volumes: &volumes::binds(paths, &spec.volumes),
             netns: netns.as_deref().filter(|_| network == Network::Namespace),
             limits: spec.limits,
         });

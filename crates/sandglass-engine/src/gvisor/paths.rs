@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use sandglass_types::{Digest, SandboxId};
+use sandglass_types::{Digest, SandboxId, VolumeId};
 
 /// The two folders of a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +36,18 @@ impl HostPaths {
     #[must_use]
     pub fn image(&self, image: &SandboxId) -> PathBuf {
         self.images().join(image.as_str())
+    }
+
+    /// A file per volume.
+    #[must_use]
+    pub fn volumes(&self) -> PathBuf {
+        self.data.join("volumes")
+    }
+
+    /// The file system of one volume.
+    #[must_use]
+    pub fn volume(&self, id: &VolumeId) -> PathBuf {
+        self.volumes().join(format!("{id}.img"))
     }
 
     /// Where `runsc` keeps one state file, one lock and one socket per sandbox.
@@ -92,6 +104,12 @@ impl SandboxPaths {
     #[must_use]
     pub fn root_mount(&self) -> PathBuf {
         self.dir.join("root")
+    }
+
+    /// Where one of its volumes is mounted, in the sandbox's own mount namespace only.
+    #[must_use]
+    pub fn volume_mount(&self, index: usize) -> PathBuf {
+        self.dir.join(format!("volume-{index}"))
     }
 
     /// The OCI bundle.

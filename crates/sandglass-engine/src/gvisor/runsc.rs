@@ -87,12 +87,24 @@ pub(super) enum Network {
     OverControlSocket,
 }
 
+/// Who else writes below the mounts of a sandbox, its root file system apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MountAccess {
+    /// Nobody: what it knows of a file stays true.
+    Exclusive,
+    /// Other sandboxes: it asks again each time. `runsc` of this age knows no such thing of a single mount: with its annotation
+    /// `dev.gvisor.spec.mount.NAME.share`, sandboxes do not see what others write (seen with 20240729). So where a sandbox
+    /// has a volume, this holds for its `/tmp` as well.
+    Shared,
+}
+
 /// A call that makes a sandbox.
 #[derive(Debug)]
 pub(super) struct Make<'a> {
     pub(super) verb: &'static str,
     pub(super) options: &'a [&'a OsStr],
     pub(super) network: Network,
+    pub(super) mounts: MountAccess,
     /// Where it writes its fatal errors.
     pub(super) log: &'a Path,
     /// Where the sandbox process writes those of its own.
@@ -143,7 +155,8 @@ impl Runsc {
         let mounts = MountNamespace::furnish(Propagation::Slave, &[no_network_settings()])
             .map_err(|error| step(verb, error))?;
         let launch = self
-            .launch(None, Network::Namespace, verb)
+            // Who has made it knows the mounts.
+            .launch(None, Network::Namespace, MountAccess::Exclusive, verb)
             .and_then(|launch| {
                 launch
                     .args(options)?
@@ -167,10 +180,10 @@ impl Runsc {
         before: Vec<Step>,
         stdio: AgentStdio,
     ) -> Result<(), EngineError> {
-        let &Make { verb, options, network, log, panics, within } = call;
+        let &Make { verb, options, network, mounts, log, panics, within } = call;
         let deadline = Instant::now() + within;
         let launch = self
-            .launch(Some(Logs { log, panics }), network, verb)
+            .launch(Some(Logs { log, panics }), network, mounts, verb)
             .and_then(|launch| {
                 launch.args(options)?.arg(id.as_str())?.steps(before).stdin(stdio.stdin)?.stdout(stdio.stdout)
             })
@@ -203,7 +216,13 @@ impl Runsc {
         control_socket(&self.root, id)
     }
 
-    fn launch(&self, logs: Option<Logs<'_>>, network: Network, verb: &str) -> Result<Launch, LaunchError> {
+    fn launch(
+        &self,
+        logs: Option<Logs<'_>>,
+        network: Network,
+        mounts: MountAccess,
+        verb: &str,
+    ) -> Result<Launch, LaunchError> {
         let mut launch = Launch::new(&self.program)?
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")?
             .step(Step::OpenFiles(self.open_files))
@@ -220,23 +239,29 @@ impl Runsc {
             Network::Namespace => "--network=sandbox",
             Network::OverControlSocket => "--network=none",
         };
+        let mounts = match mounts {
+            MountAccess::Exclusive => EXCLUSIVE_MOUNTS,
+            MountAccess::Shared => "--file-access-mounts=shared",
+        };
         // The launcher has joined the sandbox's groups already, in less time than `runsc` takes for it.
-        launch.args(FLAGS)?.args(["--ignore-cgroups", network, verb])
+        launch.args(FLAGS)?.args([mounts, "--ignore-cgroups", network, verb])
     }
 }
 
 /// The flags that every call gets; some matter when a sandbox is made, some when it is started.
-pub(super) const FLAGS: [&str; 6] = [
+pub(super) const FLAGS: [&str; 5] = [
     "--platform=systrap",
     // Connections do not survive a checkpoint; without this, one open connection makes it fail.
     "--net-disconnect-ok=true",
     // The disk of the sandbox is its own file system with its own size.
     "--overlay2=none",
     "--host-uds=none",
-    // Nobody else writes below the mounts that a sandbox gets.
+    // Nobody else writes below the root that a sandbox gets.
     "--file-access=exclusive",
-    "--file-access-mounts=exclusive",
 ];
+
+/// For one whose mounts are its own.
+pub(super) const EXCLUSIVE_MOUNTS: &str = "--file-access-mounts=exclusive";
 
 const MS_RDONLY: u64 = 1;
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sandglass_linux::fdpass;
-use sandglass_types::{Digest, Error, ErrorKind, SandboxId};
+use sandglass_types::{Digest, Error, ErrorKind, SandboxId, VolumeId};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -367,6 +367,33 @@ impl Host {
     /// As all verbs: [`HostError`].
     pub async fn remove_image(&self, image: &SandboxId) -> Result<(), HostError> {
         self.do_it(Verb::RemoveImage(image.clone())).await
+    }
+
+    /// Makes a volume of this size; `Ok` if there is one of this name.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn create_volume(&self, id: &VolumeId, mib: u32) -> Result<(), HostError> {
+        self.do_it(Verb::CreateVolume { id: id.clone(), mib }).await
+    }
+
+    /// Removes a volume that nobody has mounted; `Ok` if there is none.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn remove_volume(&self, id: &VolumeId) -> Result<(), HostError> {
+        self.do_it(Verb::RemoveVolume(id.clone())).await
+    }
+
+    /// All volumes.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn volumes(&self) -> Result<Vec<VolumeId>, HostError> {
+        match self.ask(Verb::Volumes).await? {
+            (Answer::Volumes(all), _) => Ok(all),
+            _ => Err(HostError::Confused),
+        }
     }
 
     /// What images and disks of sandboxes take. Of more than a thousand, blocks may be counted together more than once.

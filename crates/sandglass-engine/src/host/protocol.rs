@@ -3,7 +3,7 @@
 //! Both halves are always of the same build, so this may change freely; it is still typed and small, because it is
 //! the only way to the privileged half. The bounds of [`sandglass_linux::fdpass`] hold for each packet.
 
-use sandglass_types::{Digest, SandboxId};
+use sandglass_types::{Digest, SandboxId, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use crate::deadline::Deadline;
@@ -82,6 +82,17 @@ pub enum Verb {
     Images,
     /// [`crate::Engine::remove_image`].
     RemoveImage(SandboxId),
+    /// [`crate::Engine::create_volume`].
+    CreateVolume {
+        /// Which one.
+        id: VolumeId,
+        /// Its size, in MiB.
+        mib: u32,
+    },
+    /// [`crate::Engine::remove_volume`].
+    RemoveVolume(VolumeId),
+    /// [`crate::Engine::volumes`].
+    Volumes,
     /// [`crate::Engine::footprints`].
     Footprints(Vec<SandboxId>),
     /// [`crate::Engine::tidy_cache`].
@@ -148,6 +159,9 @@ impl Verb {
             Self::Boot { .. } => "boot",
             Self::Images => "images",
             Self::RemoveImage(_) => "remove_image",
+            Self::CreateVolume { .. } => "create_volume",
+            Self::RemoveVolume(_) => "remove_volume",
+            Self::Volumes => "volumes",
             Self::Footprints(_) => "footprints",
             Self::TidyCache(_) => "tidy_cache",
             Self::SetDeadline { .. } => "set_deadline",
@@ -187,6 +201,8 @@ pub enum Answer {
     List(Vec<(SandboxId, Presence)>),
     /// To [`Verb::Images`].
     Images(Vec<SandboxId>),
+    /// To [`Verb::Volumes`].
+    Volumes(Vec<VolumeId>),
     /// To [`Verb::Footprints`].
     Footprints(Footprints),
     /// To [`Verb::CompressImage`].

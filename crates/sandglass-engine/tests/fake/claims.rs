@@ -11,11 +11,11 @@ use sandglass_engine::engine::{
     SandboxSpec, SessionEnds, Stats,
 };
 use sandglass_testkit::conformance::{Outcome, Report, Subject, check, run};
-use sandglass_types::{Digest, InstanceId, SandboxId};
+use sandglass_types::{Digest, InstanceId, SandboxId, VolumeId};
 
 use crate::subjects::{Real, Scripted};
 
-const ALL: [Feature; 8] = [
+const ALL: [Feature; 9] = [
     Feature::Checkpoint,
     Feature::PrepareRestore,
     Feature::Airlock,
@@ -24,6 +24,7 @@ const ALL: [Feature; 8] = [
     Feature::DiskLimit,
     Feature::ProcessLimit,
     Feature::OwnFiles,
+    Feature::Volumes,
 ];
 
 #[test]
@@ -43,7 +44,7 @@ fn with_processes_it_refuses_all_there_is_to_refuse() {
     assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
 }
 
-const WITH_SCRIPTS: [Feature; 2] = [Feature::Checkpoint, Feature::PrepareRestore];
+const WITH_SCRIPTS: [Feature; 3] = [Feature::Checkpoint, Feature::PrepareRestore, Feature::Volumes];
 
 #[test]
 fn with_scripts_it_does_checkpoints_and_starts_no_processes() {
@@ -112,6 +113,18 @@ impl Engine for Liar {
 
     fn boot(&self, spec: &SandboxSpec, image: &SandboxId) -> Result<(), EngineError> {
         self.inner.boot(spec, image)
+    }
+
+    fn create_volume(&self, id: &VolumeId, mib: u32) -> Result<(), EngineError> {
+        self.inner.create_volume(id, mib)
+    }
+
+    fn remove_volume(&self, id: &VolumeId) -> Result<(), EngineError> {
+        self.inner.remove_volume(id)
+    }
+
+    fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {
+        self.inner.volumes()
     }
 
     fn images(&self) -> Result<Vec<SandboxId>, EngineError> {

@@ -85,6 +85,7 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         made_from: new.made_from,
         start_path: StartPath::Restore,
         defaults: Some(odd_defaults()),
+        volumes: Vec::new(),
         state: S::Creating,
         generation: Generation(3),
         created_at: at(5),

@@ -13,7 +13,7 @@ use crate::{
     SnapshotKey, SnapshotName, SnapshotRow, Store, TemplateSpec,
 };
 
-fn snapshot_of(team: TeamId, created: i64) -> NewSnapshot {
+pub(super) fn snapshot_of(team: TeamId, created: i64) -> NewSnapshot {
     NewSnapshot {
         id: SnapshotId::random(),
         node: NodeId::random(),
@@ -26,6 +26,7 @@ fn snapshot_of(team: TeamId, created: i64) -> NewSnapshot {
         limits: Limits::default(),
         source: SandboxId::random(),
         generation: Generation(2),
+        volumes: Vec::new(),
         created_at: at(created),
         quota: Amount::UNBOUNDED,
         capacity: Amount::UNBOUNDED,
@@ -78,6 +79,7 @@ pub async fn an_image_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         rootfs: new.rootfs,
         limits: new.limits,
         source: new.source.clone(),
+        volumes: Vec::new(),
         generation: Generation(2),
         state: ImageState::Writing,
         created_at: at(5),

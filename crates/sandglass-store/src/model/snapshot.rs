@@ -1,7 +1,9 @@
 //! Images that sandboxes are made from.
 
 use sandglass_types::budget::{Amount, Excess};
-use sandglass_types::{Digest, Generation, Limits, NodeId, SandboxId, SnapshotId, TeamId, Timestamp};
+use sandglass_types::{
+    Digest, Generation, Limits, NodeId, SandboxId, SnapshotId, TeamId, Timestamp, VolumeMount,
+};
 
 use super::{CommandDefaults, PageCursor, TemplateSpec};
 
@@ -85,6 +87,8 @@ pub struct NewSnapshot {
     pub source: SandboxId,
     /// The generation of that sandbox.
     pub generation: Generation,
+    /// The volumes of that sandbox, and of all that are made from it.
+    pub volumes: Vec<VolumeMount>,
     /// When the request came.
     pub created_at: Timestamp,
     /// What the team's sandboxes may have together: for a fork, whose children come with it.
@@ -120,6 +124,8 @@ pub struct SnapshotRow {
     pub source: SandboxId,
     /// The generation of that sandbox. What is made from it is in the next one.
     pub generation: Generation,
+    /// The volumes of all that are made from it.
+    pub volumes: Vec<VolumeMount>,
     /// How far it has come.
     pub state: ImageState,
     /// When it was asked for.

@@ -10,7 +10,7 @@ use sandglass_types::budget::Amount;
 use sandglass_types::limits::Unchecked;
 use sandglass_types::reference::namespace_of;
 use sandglass_types::{
-    EndReason, Generation, Lifetime, Limits, OnTimeout, PauseMode, SandboxState, Timestamp,
+    EndReason, Generation, Lifetime, Limits, OnTimeout, PauseMode, SandboxState, Timestamp, VolumeMount,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,7 +19,7 @@ use sqlx::sqlite::SqliteRow;
 
 use crate::{
     ApiKey, AuditEntry, Event, Identity, ImageState, MadeFrom, Purpose, Sample, SandboxRow, SnapshotName,
-    SnapshotRow, StartPath, StoreError, Team, TeamSample,
+    SnapshotRow, StartPath, StoreError, Team, TeamSample, VolumeRow, VolumeState,
 };
 
 /// The columns of a sandbox, for use in `concat!`; [`sandbox`] reads them.
@@ -28,7 +28,7 @@ macro_rules! sandbox_columns {
         "id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, access_token, metadata, env, \
          allow_internet_access, policy, traffic_token, request_host, timeout, on_timeout, idle_timeout, pause_mode, \
          state, generation, created_at, end_at, max_end_at, ended_at, end_reason, origin, made_from, defaults, \
-         start_path"
+         start_path, volumes"
     };
 }
 pub(super) use sandbox_columns;
@@ -412,6 +412,7 @@ pub(super) fn snapshot(row: &SqliteRow) -> Result<SnapshotRow, StoreError> {
         name,
         template: columns.text("template")?.to_owned(),
         defaults: columns.maybe_json("defaults")?,
+        volumes: columns.maybe_json("volumes")?.unwrap_or_default(),
         rootfs: columns.parsed("rootfs")?,
         limits: columns.limits()?,
         source: columns.parsed("source")?,
@@ -424,6 +425,32 @@ pub(super) fn snapshot(row: &SqliteRow) -> Result<SnapshotRow, StoreError> {
         },
         created_at: columns.time("created_at")?,
     })
+}
+
+/// Reads what `volumes` selects.
+pub(super) fn volume(row: &SqliteRow) -> Result<VolumeRow, StoreError> {
+    let what = "volume";
+    let columns = Columns { what, row };
+    Ok(VolumeRow {
+        id: columns.parsed("id")?,
+        node: columns.parsed("node")?,
+        team: columns.parsed("team")?,
+        name: columns.parsed("name")?,
+        size_mib: columns.number("size_mib")?,
+        token: columns.text("token")?.to_owned(),
+        state: match columns.text("state")? {
+            "making" => VolumeState::Making,
+            "ready" => VolumeState::Ready,
+            "deleting" => VolumeState::Deleting,
+            other => return Err(corrupt(what, format_args!("state {other:?}"))),
+        },
+        created_at: columns.time("created_at")?,
+    })
+}
+
+/// How the volumes of a sandbox or an image are written.
+pub(super) fn mounts_text(volumes: &[VolumeMount]) -> Result<Option<String>, StoreError> {
+    if volumes.is_empty() { Ok(None) } else { json_text(&volumes).map(Some) }
 }
 
 /// Reads [`sandbox_columns`].
@@ -457,6 +484,7 @@ pub(super) fn sandbox(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
         made_from: columns.made_from()?,
         start_path: parse_start_path("sandbox", columns.text("start_path")?)?,
         defaults: columns.maybe_json("defaults")?,
+        volumes: columns.maybe_json("volumes")?.unwrap_or_default(),
         state: columns.state()?,
         generation: Generation(columns.number("generation")?),
         created_at: columns.time("created_at")?,

@@ -8,7 +8,7 @@ use sqlx::{Row as _, SqliteConnection};
 use super::rows::{
     self, json_text, map_text, on_timeout_text, pause_mode_text, reason_text, sandbox_columns, state_text,
 };
-use super::{SqliteStore, assignments, database, exists_or_database, teams};
+use super::{SqliteStore, assignments, database, exists_or_database, teams, volumes};
 use crate::{
     Admitted, Created, Event, IdempotencyKey, MAX_DETAIL, NewSandbox, Resume, Resumed, SandboxRow, StartPath,
     StoreError, Transition,
@@ -38,6 +38,9 @@ impl SqliteStore {
             && let Some(theirs) = assignments::standing(&mut change, new.team, user).await?
         {
             return Ok(Created::Assigned(theirs));
+        }
+        if let Some(name) = volumes::missing(&mut change, new.team, &new.volumes).await? {
+            return Ok(Created::NoVolume(name));
         }
         let all = Amount::of(&new.limits);
         let asked = Asked {
@@ -302,17 +305,17 @@ pub(super) async fn refused(
 }
 
 /// What a machine can't give to others.
-struct Held {
+pub(super) struct Held {
     /// By the state of the sandboxes.
     sandboxes: Vec<(SandboxState, Amount)>,
-    /// Those that stay.
+    /// Those that stay, and volumes.
     images: Amount,
     /// Those that are being removed.
     going: Amount,
 }
 
 impl Held {
-    fn all(&self) -> Amount {
+    pub(super) fn all(&self) -> Amount {
         total(&self.sandboxes, Amount::of_machine).and(self.images).and(self.going)
     }
 
@@ -323,9 +326,11 @@ impl Held {
     }
 }
 
-async fn held(connection: &mut SqliteConnection, node: NodeId) -> Result<Held, StoreError> {
+pub(super) async fn held(connection: &mut SqliteConnection, node: NodeId) -> Result<Held, StoreError> {
     let sandboxes = promised(connection, promised_to!("node"), &node.to_string()).await?;
     let (images, going) = images(connection, node).await?;
+    let (volumes, volumes_going) = of_volumes(connection, node).await?;
+    let (images, going) = (images.and(volumes), going.and(volumes_going));
     Ok(Held { sandboxes, images, going })
 }
 
@@ -344,6 +349,24 @@ async fn images(connection: &mut SqliteConnection, node: NodeId) -> Result<(Amou
     for row in &found {
         let (going, amount) = rows::of_images(row)?;
         *(if going { &mut sums.1 } else { &mut sums.0 }) = amount.as_image();
+    }
+    Ok(sums)
+}
+
+/// What the volumes of a machine are promised: those that stay, and those that are being removed.
+async fn of_volumes(connection: &mut SqliteConnection, node: NodeId) -> Result<(Amount, Amount), StoreError> {
+    let found = sqlx::query(
+        "SELECT state = 'deleting' AS going, 0 AS memory_mib, sum(size_mib) AS disk_mib \
+         FROM volumes WHERE node = ?1 GROUP BY going",
+    )
+    .bind(node.to_string())
+    .fetch_all(connection)
+    .await
+    .map_err(database)?;
+    let mut sums = (Amount::default(), Amount::default());
+    for row in &found {
+        let (going, amount) = rows::of_images(row)?;
+        *(if going { &mut sums.1 } else { &mut sums.0 }) = amount;
     }
     Ok(sums)
 }
@@ -427,9 +450,9 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
         "INSERT INTO sandboxes (id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, \
              access_token, metadata, env, allow_internet_access, policy, traffic_token, request_host, state, \
              generation, created_at, end_at, max_end_at, events, timeout, on_timeout, idle_timeout, origin, made_from, \
-             defaults, start_path) \
+             defaults, start_path, volumes) \
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, 'creating', ?23, ?17, ?18, \
-             ?19, 1, ?20, ?21, ?22, ?24, ?25, ?26, ?27)",
+             ?19, 1, ?20, ?21, ?22, ?24, ?25, ?26, ?27, ?28)",
     )
     .bind(new.id.as_str())
     .bind(new.node.to_string())
@@ -458,6 +481,7 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
     .bind(rows::made_from_text(&new.made_from))
     .bind(new.defaults.as_ref().map(json_text).transpose()?)
     .bind(new.start_path.as_str())
+    .bind(rows::mounts_text(&new.volumes)?)
     .execute(connection)
     .await
     .map_err(|error| exists_or_database(error, "sandbox", new.id.as_str()))?;

@@ -13,7 +13,7 @@ use crate::{
 };
 
 const SELECT: &str = "SELECT s.id, s.node, s.team, t.name AS team_name, s.purpose, s.name, s.tag, s.template, s.rootfs, \
-     s.defaults, s.spec, s.cpus, s.memory_mib, s.disk_mib, s.processes, s.source, s.generation, s.state, s.created_at \
+     s.defaults, s.spec, s.cpus, s.memory_mib, s.disk_mib, s.processes, s.source, s.generation, s.state, s.created_at, s.volumes \
      FROM snapshots s JOIN teams t ON t.id = s.team WHERE ";
 
 /// Those that clients see.
@@ -242,8 +242,8 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSnapshot) -> Res
     };
     sqlx::query(
         "INSERT INTO snapshots (id, node, team, purpose, name, tag, template, rootfs, cpus, memory_mib, disk_mib, \
-             processes, source, generation, state, created_at, defaults, spec) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, 'writing', ?15, ?16, ?17)",
+             processes, source, generation, state, created_at, defaults, spec, volumes) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, 'writing', ?15, ?16, ?17, ?18)",
     )
     .bind(new.id.as_str())
     .bind(new.node.to_string())
@@ -262,6 +262,7 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSnapshot) -> Res
     .bind(new.created_at.as_millis())
     .bind(new.defaults.as_ref().map(json_text).transpose()?)
     .bind(spec.transpose()?)
+    .bind(rows::mounts_text(&new.volumes)?)
     .execute(connection)
     .await
     .map_err(|error| exists_or_database(error, "snapshot", new.id.as_str()))?;

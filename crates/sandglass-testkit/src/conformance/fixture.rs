@@ -200,5 +200,12 @@ pub fn limits(cpus: u32, memory_mib: u32, disk_mib: u32, processes: u32) -> Limi
 /// A new sandbox.
 #[must_use]
 pub fn spec(rootfs: Digest, limits: Limits) -> SandboxSpec {
-    SandboxSpec { id: SandboxId::random(), rootfs, limits, deadline: None, unused: false }
+    SandboxSpec {
+        id: SandboxId::random(),
+        rootfs,
+        limits,
+        deadline: None,
+        unused: false,
+        volumes: Vec::new(),
+    }
 }

@@ -1,8 +1,8 @@
 //! That an engine really does not do what it says it does not. Where a verb is for it, the verb says so; where none is,
 //! a sandbox is seen to get what the limit or the boundary would have kept from it.
 
-use sandglass_engine::engine::{AirlockSocket, EngineError, Feature, Keep};
-use sandglass_types::SandboxId;
+use sandglass_engine::engine::{AirlockSocket, EngineError, Feature, Keep, SandboxSpec};
+use sandglass_types::{SandboxId, VolumeId, VolumeMount};
 
 use super::network::reached;
 use super::{Fixture, limits};
@@ -29,6 +29,18 @@ pub(super) fn check(fixture: &mut Fixture<'_>, feature: Feature) {
             let result = engine.prepare_restore(&fixture.spec(), &SandboxId::random());
             assert!(matches!(result, Err(EngineError::Unsupported { .. })), "{result:?}");
         }
+        Feature::Volumes => {
+            let id = VolumeId::random();
+            let (name, path) = ("v".parse().unwrap(), "/mnt/v".parse().unwrap());
+            let volumes = vec![VolumeMount { id: id.clone(), name, path }];
+            for result in [
+                engine.create_volume(&id, 16),
+                engine.remove_volume(&id),
+                engine.create(&SandboxSpec { volumes, ..fixture.spec() }),
+            ] {
+                assert!(matches!(result, Err(EngineError::Unsupported { .. })), "{result:?}");
+            }
+        }
         Feature::Airlock => {
             for socket in [
                 AirlockSocket::DnsUdp,
@@ -47,7 +59,7 @@ pub(super) fn check(fixture: &mut Fixture<'_>, feature: Feature) {
         return;
     }
     match feature {
-        Feature::Checkpoint | Feature::PrepareRestore => {}
+        Feature::Checkpoint | Feature::PrepareRestore | Feature::Volumes => {}
         // Which also shows that what the other engines are asked would be noticed.
         Feature::Airlock => assert!(!reached(&mut agent).is_empty(), "its network is sealed"),
         Feature::CpuLimit => {

@@ -2,14 +2,16 @@
 
 use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use sandglass_control::Budgets;
+use sandglass_control::{Budgets, VolumesConfig};
+use sandglass_store::VolumeQuota;
 use sandglass_types::Limits;
 use sandglass_types::budget::Amount;
 use sandglass_types::limits::Unchecked;
+use sandglass_types::volume::{MAX_VOLUME_MIB, MIN_VOLUME_MIB};
 use serde::Deserialize;
 
 const MIB: u64 = 1 << 20;
@@ -53,11 +55,41 @@ pub(crate) struct Quota {
     sandboxes: u64,
     cpus: u64,
     memory_mib: u64,
+    volumes: u64,
+    volumes_mib: u64,
 }
 
 impl Default for Quota {
     fn default() -> Self {
-        Self { sandboxes: 50, cpus: 100, memory_mib: 50 << 10 }
+        let VolumeQuota { count, mib } = VolumesConfig::default().quota;
+        Self { sandboxes: 50, cpus: 100, memory_mib: 50 << 10, volumes: count, volumes_mib: mib }
+    }
+}
+
+/// What volumes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Volumes {
+    /// Size of one whose client does not say.
+    default_mib: u32,
+}
+
+impl Default for Volumes {
+    fn default() -> Self {
+        Self { default_mib: VolumesConfig::default().default_mib }
+    }
+}
+
+impl Volumes {
+    /// Checks that every number is in range.
+    pub(super) fn check(self) -> anyhow::Result<()> {
+        if !(MIN_VOLUME_MIB..=MAX_VOLUME_MIB).contains(&self.default_mib) {
+            bail!(
+                "volumes.default_mib must be between {MIN_VOLUME_MIB} and {MAX_VOLUME_MIB}, not {}",
+                self.default_mib
+            );
+        }
+        Ok(())
     }
 }
 
@@ -107,11 +139,13 @@ pub(crate) struct Host {
 impl Quota {
     /// Checks that every number is in range.
     pub(super) fn check(&self) -> anyhow::Result<()> {
-        let Self { sandboxes, cpus, memory_mib } = *self;
+        let Self { sandboxes, cpus, memory_mib, volumes, volumes_mib } = *self;
         in_range([
             ("quota.sandboxes", Some(sandboxes)),
             ("quota.cpus", Some(cpus)),
             ("quota.memory_mib", Some(memory_mib)),
+            ("quota.volumes", Some(volumes)),
+            ("quota.volumes_mib", Some(volumes_mib)),
         ])
     }
 }
@@ -152,11 +186,11 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Looks at the one that this runs on. `sandboxes` is the folder of all sandboxes.
+    /// Looks at the one that this runs on. `disks` are the folders of all sandboxes, of all images, and of all volumes.
     ///
     /// # Errors
     /// The kernel does not say.
-    pub(crate) fn look(sandboxes: &Path, images: &Path, data: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn look(disks: &[PathBuf], data: &Path) -> anyhow::Result<Self> {
         let meminfo = fs_err::read_to_string("/proc/meminfo")?;
         let cores = std::thread::available_parallelism().context("the cores can't be counted")?.get();
         let system =
@@ -166,7 +200,7 @@ impl Machine {
             memory_mib: total_memory_mib(&meminfo)
                 .context("the kernel does not say how much memory there is")?,
             cores: u64::try_from(cores)?,
-            disk_mib: free.saturating_add(taken(sandboxes, DEPTH)).saturating_add(taken(images, DEPTH)) / MIB,
+            disk_mib: disks.iter().fold(free, |sum, folder| sum.saturating_add(taken(folder, DEPTH))) / MIB,
         })
     }
 }
@@ -193,7 +227,7 @@ fn total_memory_mib(meminfo: &str) -> Option<u64> {
 }
 
 /// What is in force on a machine.
-pub(crate) fn in_force(quota: Quota, host: Host, machine: Machine) -> Budgets {
+pub(crate) fn in_force(quota: Quota, volumes: Volumes, host: Host, machine: Machine) -> Budgets {
     let overcommit = host.cpu_overcommit.unwrap_or(CPU_OVERCOMMIT);
     let connections = host.connections.unwrap_or_else(|| {
         let affordable = machine.memory_mib * MIB / 100 * CONNECTIONS_SHARE / CONNECTION_COST;
@@ -214,6 +248,10 @@ pub(crate) fn in_force(quota: Quota, host: Host, machine: Machine) -> Budgets {
         },
         connections: usize::try_from(connections).unwrap_or(usize::MAX),
         ahead: usize::try_from(host.ahead.unwrap_or(AHEAD)).unwrap_or(usize::MAX),
+        volumes: VolumesConfig {
+            default_mib: volumes.default_mib,
+            quota: VolumeQuota { count: quota.volumes, mib: quota.volumes_mib },
+        },
     }
 }
 
@@ -225,13 +263,18 @@ mod tests {
 
     #[test]
     fn what_is_not_said_is_derived_from_the_machine() {
-        let budgets = in_force(Quota::default(), Host::default(), MACHINE);
+        let budgets = in_force(Quota::default(), Volumes::default(), Host::default(), MACHINE);
         let capacity = Amount { sandboxes: 1024, cpus: 64, memory_mib: 16_000, disk_mib: 90_000 };
         assert_eq!(budgets.capacity, capacity);
         assert_eq!((budgets.connections, budgets.ahead), (800, 4));
         let quota = Amount { sandboxes: 50, cpus: 100, memory_mib: 51_200, disk_mib: u64::MAX };
         assert_eq!(budgets.quota, quota);
-        let tiny = in_force(Quota::default(), Host::default(), Machine { memory_mib: 500, ..MACHINE });
+        let tiny = in_force(
+            Quota::default(),
+            Volumes::default(),
+            Host::default(),
+            Machine { memory_mib: 500, ..MACHINE },
+        );
         assert_eq!(tiny.connections, 128);
     }
 
@@ -245,9 +288,16 @@ mod tests {
             connections: Some(5),
             ahead: Some(0),
         };
-        let budgets = in_force(Quota { sandboxes: 6, cpus: 7, memory_mib: 8 }, host, MACHINE);
+        let budgets = in_force(
+            Quota { sandboxes: 6, cpus: 7, memory_mib: 8, volumes: 9, volumes_mib: 10 },
+            Volumes { default_mib: 11 },
+            host,
+            MACHINE,
+        );
         assert_eq!(budgets.capacity, Amount { sandboxes: 4, cpus: 8, memory_mib: 1, disk_mib: 3 });
         assert_eq!((budgets.connections, budgets.ahead), (5, 0));
+        let volumes = VolumesConfig { default_mib: 11, quota: VolumeQuota { count: 9, mib: 10 } };
+        assert_eq!(budgets.volumes, volumes);
         let quota = Amount { sandboxes: 6, cpus: 7, memory_mib: 8, disk_mib: u64::MAX };
         assert_eq!(budgets.quota, quota);
     }
@@ -255,7 +305,7 @@ mod tests {
     #[test]
     fn a_machine_is_looked_at() {
         let folder = tempfile::tempdir().unwrap();
-        let empty = Machine::look(folder.path(), folder.path(), folder.path()).unwrap();
+        let empty = Machine::look(&[folder.path().to_owned()], folder.path()).unwrap();
         assert!(empty.memory_mib > 100 && empty.cores > 0, "{empty:?}");
         let sandbox = folder.path().join("a");
         std::fs::create_dir(&sandbox).unwrap();

@@ -27,6 +27,7 @@ fn what_the_sdks_send_is_accepted() {
             allow_internet_access: None,
             policy: from_e2b(&Network::default(), None).unwrap(),
             ingress: Ingress { public: true, request_host: None },
+            volumes: Vec::new(),
         }
     );
     let cli = r#"{"templateID":"base","secure":true,"allow_internet_access":true,"timeout":300}"#;
@@ -64,11 +65,7 @@ fn null_false_and_empty_ask_for_nothing() {
 
 #[tokio::test]
 async fn what_is_not_built_is_refused_by_name() {
-    for (field, value) in [
-        ("mcp", "{}"),
-        ("iam", r#"{"tokens":{"t":{"audience":"a","tokenType":"x"}}}"#),
-        ("volumeMounts", r#"[{"name":"v","path":"/v"}]"#),
-    ] {
+    for (field, value) in [("mcp", "{}"), ("iam", r#"{"tokens":{"t":{"audience":"a","tokenType":"x"}}}"#)] {
         let message = refusal(&format!(r#"{{"templateID":"b","{field}":{value}}}"#)).await;
         assert!(message.contains(&format!("\"{field} is not supported")), "{message}");
     }
@@ -101,6 +98,26 @@ async fn what_is_not_built_is_refused_by_name() {
     }
 }
 
+#[tokio::test]
+async fn volumes_have_names_and_are_where_they_cover_nothing() {
+    let body = |mount: &str| format!(r#"{{"templateID":"b","volumeMounts":[{mount}]}}"#);
+    let good = parse(&body(r#"{"name":"v","path":"/mnt/v/"}"#)).accept(Face::V2).unwrap();
+    assert_eq!((good.volumes[0].name.as_str(), good.volumes[0].path.as_str()), ("v", "/mnt/v"));
+    let without = parse(r#"{"templateID":"b"}"#).accept(Face::V2).unwrap();
+    assert_ne!(good.digest(), without.digest());
+    for (mount, words) in [
+        (r#"{"name":"a b","path":"/mnt/v"}"#, "the name of a volume must be 1 to 128 characters"),
+        (r#"{"name":"v","path":"mnt"}"#, "must be an absolute path"),
+        (r#"{"name":"v","path":"/mnt/../etc"}"#, "must be an absolute path"),
+        (r#"{"name":"v","path":"/"}"#, "is reserved"),
+        (r#"{"name":"v","path":"/proc/x"}"#, "is reserved"),
+        (r#"{"name":"v","path":"/tmp"}"#, "is reserved"),
+    ] {
+        let message = refusal(&body(mount)).await;
+        assert!(message.contains("volumeMounts: the ") && message.contains(words), "{message}");
+    }
+}
+
 #[test]
 fn wrong_types_do_not_parse() {
     for body in [
@@ -111,6 +128,8 @@ fn wrong_types_do_not_parse() {
         r#"{"templateID":"b","metadata":{"a":1}}"#,
         r#"{"templateID":"b","envVars":[]}"#,
         r#"{"templateID":"b","volumeMounts":{}}"#,
+        r#"{"templateID":"b","volumeMounts":[{"name":"v"}]}"#,
+        r#"{"templateID":"b","volumeMounts":[["v","/v"]]}"#,
         r#"{"templateID":"b","autoResume":[false]}"#,
         r#"{"templateID":"b","network":[]}"#,
         r#"{"templateID":"b","iam":[null]}"#,

@@ -113,6 +113,7 @@ impl Control {
             allow_internet_access: None,
             policy,
             ingress: Ingress::default(),
+            volumes: Vec::new(),
             idempotency: None,
         };
         let made = self.make_of(team, request, model, None).await?;

@@ -80,6 +80,18 @@ impl Engine for ListEngine {
         self.require(id)
     }
 
+    fn create_volume(&self, _: &VolumeId, _: u32) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn remove_volume(&self, _: &VolumeId) -> Result<(), EngineError> {
+        Err(EngineError::Unsupported { engine: "list", verb: "remove a volume" })
+    }
+
+    fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {
+        Ok(vec!["volume7890123456789x".parse().unwrap()])
+    }
+
     fn boot(&self, spec: &SandboxSpec, _: &SandboxId) -> Result<(), EngineError> {
         self.create(spec)
     }
@@ -165,6 +177,7 @@ fn spec(id: &SandboxId) -> SandboxSpec {
         limits: sandglass_types::Limits::default(),
         deadline: None,
         unused: false,
+        volumes: Vec::new(),
     }
 }
 
