@@ -1,7 +1,8 @@
 """Paths that are no files, or lead where they should not: refused at once, in words, and nothing is changed."""
 
+import httpx
 import pytest
-from guest import Guest, refused
+from guest import Guest, refused, routing
 from support import until
 
 LONG = "/tmp" + "/d" * 2100
@@ -211,10 +212,9 @@ def test_hard_links_to_what_is_anothers_can_not_be_made(sandbox, treasure):
 
 
 RACE = r"""
-import os, sys
-os.chdir("/home/outsider")
-os.makedirs("arena/dir", exist_ok=True)
-os.chdir("arena")
+import os
+os.chdir("/home/outsider/arena")
+os.makedirs("dir", exist_ok=True)
 open("started", "w").close()
 while not os.path.exists("/tmp/race-is-over"):
     # The file, and the directory of the other one, are links and are not, as fast as can be.
@@ -226,30 +226,65 @@ while not os.path.exists("/tmp/race-is-over"):
         os.unlink("dir"); os.rename("aside", "dir")
     except OSError:
         os.system("rm -rf dir aside; mkdir dir")
+    # A link that root made, and one that root did not.
+    try:
+        os.symlink("/treasure", "l"); os.rename("l", "named")
+        os.unlink("named"); os.rename("of-root", "named")
+        os.rename("named", "of-root")
+    except OSError:
+        os.system("rm -rf named l")
 """
 
 
+def every_change(sandbox, guest, at: str):
+    """Every way to change what is in a folder, once, as `outsider`."""
+    octets = {"Content-Type": "application/octet-stream"}
+    signed = httpx.URL(sandbox.upload_url(f"{at}/file", user="outsider")).raw_path.decode()
+    query = {"username": "outsider"}
+    # Without the token: the signature alone lets it in.
+    yield "signed", httpx.post(guest.http.base_url.join(signed), headers=octets | routing(sandbox), content=b"x")
+    yield "octets", guest.write(f"{at}/new", b"clobbered", user="outsider")
+    part = {"file": ("whatever", b"clobbered")}
+    yield "form", guest.http.post("/files", params=query | {"path": f"{at}/file"}, files=part)
+    part = {"file": (f"{at}/file", b"clobbered")}
+    yield "forms", guest.http.post("/files", params=query, files=part)
+    yield "MakeDir", guest.files("MakeDir", "outsider", path=f"{at}/sub/below")
+    yield "Move from", guest.files("Move", "outsider", source=f"{at}/file", destination="/home/outsider/loot")
+    yield "Move to", guest.files("Move", "outsider", source="/home/outsider/loot", destination=f"{at}/file")
+    for name in ["file", "new", "sub", "closed"]:
+        yield "Remove", guest.files("Remove", "outsider", path=f"{at}/{name}")
+
+
 def test_a_race_for_a_link_wins_nothing(sandbox, guest, treasure):
-    """A program swaps what a client writes to for a link to what is root's."""
-    root(sandbox, "rm -f /tmp/race-is-over; rm -rf /home/outsider/arena; chmod 755 /home/outsider")
+    """A program swaps what a client changes for a link to what is root's. In all verbs; see `races.rs` for many more tries."""
+    root(
+        sandbox,
+        "rm -f /tmp/race-is-over; cd /home/outsider; chmod 755 .; rm -rf arena; install -d -o outsider arena arena/plain; "
+        "ln -s plain arena/of-root",
+    )
     sandbox.files.write("/tmp/race.py", RACE)
     racer = sandbox.commands.run("python3 /tmp/race.py", user="outsider", background=True, timeout=100)
     until(lambda: sandbox.files.exists("/home/outsider/arena/started"), what="the race")
-    outcomes = set()
+    outcomes: dict[str, set[int]] = {}
     try:
-        for _ in range(60):
-            for path in ["file", "dir/file", "dir/new"]:
-                answer = guest.write(f"/home/outsider/arena/{path}", b"clobbered", user="outsider")
-                outcomes.add(answer.status_code)
-                if answer.status_code != 200:
-                    refused(answer, 400, 403, 404, 409)
-            answer = guest.files("Remove", "outsider", path="/home/outsider/arena/dir/file")
-            assert answer.status_code in (200, 400, 403, 404, 409), answer.text
+        for _ in range(25):
+            answer = guest.write("/home/outsider/arena/file", b"clobbered", user="outsider")
+            outcomes.setdefault("file", set()).add(answer.status_code)
+            for folder in ["dir", "named"]:
+                for verb, answer in every_change(sandbox, guest, f"/home/outsider/arena/{folder}"):
+                    outcomes.setdefault(verb, set()).add(answer.status_code)
+                    if answer.status_code != 200:
+                        refused(answer, 400, 403, 404, 409)
+            # To look is allowed, and is told of one place or of the other.
+            answer = guest.files("ListDir", path="/home/outsider/arena/dir", depth=2)
+            names = {entry["name"] for entry in answer.json().get("entries", [])}
+            assert "open" not in names or {"closed", "file"} <= names, names
     finally:
         root(sandbox, "touch /tmp/race-is-over")
     assert racer.wait().exit_code == 0
     # Both sides of the race were seen, so there was one.
-    assert 200 in outcomes and outcomes & {400, 403, 404, 409}, outcomes
+    for verb, seen in outcomes.items():
+        assert 200 in seen and seen & {400, 403, 404, 409}, outcomes
 
 
 def test_a_refusal_reaches_a_client_that_is_still_sending(guest):

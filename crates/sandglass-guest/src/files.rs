@@ -2,6 +2,8 @@
 
 mod download;
 mod paced;
+#[cfg(test)]
+mod races;
 mod range;
 mod upload;
 

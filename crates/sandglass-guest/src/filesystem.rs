@@ -2,6 +2,8 @@
 //! requesting user: who holds the access token may act as any user of the sandbox anyway.
 
 mod entry;
+#[cfg(test)]
+mod races;
 mod tree;
 mod watch;
 
@@ -123,9 +125,22 @@ impl Call {
         }
         source.check_entry(self.identity())?;
         destination.check_entry(self.identity())?;
+        let kind = file_type(source.existing()?);
+        // As the kernel has it for others than root: a folder that gets another one above it is changed itself.
+        if kind == Kind::Directory
+            && (source.led || destination.led)
+            && !source.is_beside(&destination).map_err(|errno| failed("moving", from, errno))?
+            && !path::may_move(source.existing()?, self.identity())
+        {
+            return Err(PathError::Denied(from.to_owned()).into());
+        }
         rustix::fs::renameat(&source.dir, source.name(), &destination.dir, destination.name())
             .map_err(|errno| failed("moving", from, errno))?;
-        self.entry(to)
+        // It is told from where it was put, for by now its path may lead elsewhere.
+        let stat = rustix::fs::statat(&destination.dir, destination.name(), AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|errno| failed("looking at", to, errno))?;
+        let found = Found { path: to, dir: &destination.dir, name: destination.name(), stat: &stat };
+        Ok(describe(self.describer(), found))
     }
 
     fn list(&self, path: &str, depth: u32) -> Result<Vec<EntryInfo>, ConnectError> {
@@ -149,7 +164,9 @@ impl Call {
         place.check_entry(self.identity())?;
         match &place.stat {
             None => Ok(()),
-            Some(stat) if file_type(stat) == Kind::Directory => tree::remove(&place, path),
+            Some(stat) if file_type(stat) == Kind::Directory => {
+                tree::remove(&place, path, place.guard(self.identity()))
+            }
             Some(_) => match rustix::fs::unlinkat(&place.dir, place.name(), AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => Ok(()),
                 Err(errno) => Err(failed("removing", path, errno)),

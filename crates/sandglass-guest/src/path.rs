@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
+use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
 
 use crate::exec::Identity;
@@ -134,6 +134,7 @@ impl Walk<'_> {
     pub(crate) const NO_FOLLOW: Self = Self { follow_last: false, purpose: Purpose::Look };
 }
 
+const READ: u32 = 0o4;
 const WRITE: u32 = 0o2;
 const SEARCH: u32 = 0o1;
 
@@ -147,6 +148,22 @@ fn permits(stat: &Stat, user: &Identity, wanted: u32) -> bool {
         0
     };
     user.uid == 0 || (stat.st_mode >> class) & wanted == wanted
+}
+
+/// Whether a user may find out what is in a folder, and make and remove names in it.
+pub(crate) fn may_empty(folder: &Stat, user: &Identity) -> bool {
+    permits(folder, user, READ | WRITE | SEARCH)
+}
+
+/// Whether a user may take a folder, which has another one above it then.
+pub(crate) fn may_move(folder: &Stat, user: &Identity) -> bool {
+    permits(folder, user, WRITE)
+}
+
+/// Whether a name in a folder is kept from a user who may write there: in a sticky folder, as `/tmp`, everyone may make names
+/// and only their owners may take them away.
+pub(crate) fn is_kept(folder: &Stat, entry: &Stat, user: &Identity) -> bool {
+    folder.st_mode & libc::S_ISVTX != 0 && ![folder.st_uid, entry.st_uid, 0].contains(&user.uid)
 }
 
 /// Takes `.`, `..` and doubled slashes out of an absolute path, without looking at the file system. That is what
@@ -184,6 +201,13 @@ pub(crate) fn file_type(stat: &Stat) -> FileType {
 
 const DIR_FLAGS: OFlags =
     OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Opens a link itself, or whatever has taken its name.
+const LINK_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Opens a folder that was just made, to look into it.
+const NEW_FLAGS: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 fn lossy(parts: &[Vec<u8>], last: Option<&[u8]>) -> String {
     let mut path = Vec::new();
@@ -243,8 +267,7 @@ impl Walker<'_> {
         Ok(())
     }
 
-    fn follow(&mut self, name: &[u8], link: &Stat) -> Result<(), PathError> {
-        self.led |= link.st_uid != 0;
+    fn follow(&mut self, name: &[u8]) -> Result<(), PathError> {
         self.links += 1;
         if self.links > MAX_LINKS {
             return Err(PathError::Loop(self.here(name)));
@@ -253,10 +276,15 @@ impl Walker<'_> {
         if system.f_type == PROC_SUPER_MAGIC {
             return Err(PathError::Magic(self.here(name)));
         }
-        let target = match rustix::fs::readlinkat(&self.dir, OsStr::from_bytes(name), Vec::new()) {
-            Err(Errno::INVAL) => return Err(PathError::Changed(self.here(name))),
-            other => other.map_err(self.io(name))?,
-        };
+        // Whose it is and where it leads must be told of the same link, whatever takes its name meanwhile.
+        let link = rustix::fs::openat(&self.dir, OsStr::from_bytes(name), LINK_FLAGS, Mode::empty())
+            .map_err(self.io(name))?;
+        let stat = rustix::fs::fstat(&link).map_err(self.io(name))?;
+        if file_type(&stat) != FileType::Symlink {
+            return Err(PathError::Changed(self.here(name)));
+        }
+        self.led |= stat.st_uid != 0;
+        let target = rustix::fs::readlinkat(&link, c"", Vec::new()).map_err(self.io(name))?;
         let target = target.as_bytes();
         if target.is_empty() || target.len() > MAX_PATH {
             return Err(PathError::Invalid("the target of a link is too long"));
@@ -274,21 +302,35 @@ impl Walker<'_> {
 
     fn make(&self, name: &[u8], owner: &Identity) -> Result<(), PathError> {
         self.check(WRITE)?;
-        let name = OsStr::from_bytes(name);
-        match rustix::fs::mkdirat(&self.dir, name, Mode::from_raw_mode(0o755)) {
+        let os_name = OsStr::from_bytes(name);
+        match rustix::fs::mkdirat(&self.dir, os_name, Mode::from_raw_mode(0o755)) {
             // Someone else was faster.
             Err(Errno::EXIST) => return Ok(()),
-            other => other.map_err(self.io(name.as_bytes()))?,
+            other => other.map_err(self.io(name))?,
         }
-        rustix::fs::chownat(
-            &self.dir,
-            name,
-            Some(Uid::from_raw(owner.uid)),
-            Some(Gid::from_raw(owner.gid)),
-            AtFlags::SYMLINK_NOFOLLOW,
-        )
-        .map_err(self.io(name.as_bytes()))
+        let made = match rustix::fs::openat(&self.dir, os_name, NEW_FLAGS, Mode::empty()) {
+            Err(Errno::LOOP | Errno::NOTDIR) => return Err(PathError::NotADirectory(self.here(name))),
+            other => other.map_err(self.io(name))?,
+        };
+        // Who may exchange it for another folder must not be given that: what is in it may be anybody's. One that is empty
+        // could be removed and made anew by whoever put it here.
+        if !is_empty(&made).map_err(self.io(name))? {
+            return Err(PathError::Changed(self.here(name)));
+        }
+        rustix::fs::fchown(&made, Some(Uid::from_raw(owner.uid)), Some(Gid::from_raw(owner.gid)))
+            .map_err(self.io(name))
     }
+}
+
+/// Whether there is nothing in an open folder.
+fn is_empty(folder: &OwnedFd) -> Result<bool, Errno> {
+    for entry in Dir::read_from(folder)? {
+        let entry = entry?;
+        if entry.file_name() != c"." && entry.file_name() != c".." {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn look(dir: &OwnedFd, name: &[u8]) -> Result<Option<Stat>, Errno> {
@@ -336,9 +378,9 @@ pub(crate) fn resolve(root: BorrowedFd<'_>, path: &str, walk: Walk<'_>) -> Resul
             walker.make(&name, owner)?;
             stat = look(&walker.dir, &name).map_err(walker.io(&name))?;
         }
-        let link = stat.as_ref().filter(|stat| file_type(stat) == FileType::Symlink);
-        if let Some(link) = link.filter(|_| !last || walk.follow_last) {
-            walker.follow(&name, link)?;
+        let is_link = stat.as_ref().is_some_and(|stat| file_type(stat) == FileType::Symlink);
+        if is_link && (!last || walk.follow_last) {
+            walker.follow(&name)?;
             continue;
         }
         if last {
@@ -384,12 +426,14 @@ impl Place {
         }
         let dir =
             rustix::fs::fstat(&self.dir).map_err(|errno| PathError::Io { path: self.path.clone(), errno })?;
-        // In a sticky directory, as `/tmp`, everyone may make names and only their owners may take them away.
-        let kept = dir.st_mode & libc::S_ISVTX != 0
-            && dir.st_uid != user.uid
-            && self.stat.as_ref().is_some_and(|stat| stat.st_uid != user.uid);
-        let allowed = permits(&dir, user, WRITE | SEARCH) && (!kept || user.uid == 0);
+        let kept = self.stat.as_ref().is_some_and(|stat| is_kept(&dir, stat, user));
+        let allowed = permits(&dir, user, WRITE | SEARCH) && !kept;
         if allowed { Ok(()) } else { Err(PathError::Denied(self.path.clone())) }
+    }
+
+    /// Whose permissions count for what is below: nobody's where no link led.
+    pub(crate) fn guard<'a>(&self, user: &'a Identity) -> Option<&'a Identity> {
+        Some(user).filter(|_| self.led)
     }
 
     /// Refuses to write to an opened file that the user could not write to.
@@ -407,6 +451,15 @@ impl Place {
     /// The file system does not say what it is.
     pub(crate) fn is_kernel_interface(&self) -> Result<bool, Errno> {
         Ok(is_kernel_interface(rustix::fs::fstatfs(&self.dir)?.f_type))
+    }
+
+    /// Whether both are names in the same directory.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub(crate) fn is_beside(&self, other: &Self) -> Result<bool, Errno> {
+        let (dir, others) = (rustix::fs::fstat(&self.dir)?, rustix::fs::fstat(&other.dir)?);
+        Ok((dir.st_dev, dir.st_ino) == (others.st_dev, others.st_ino))
     }
 
     /// Whether it is a directory's own name, which can't be removed or renamed in it.
@@ -433,5 +486,7 @@ pub(crate) fn borrow(root: &OwnedFd) -> BorrowedFd<'_> {
     root.as_fd()
 }
 
+#[cfg(test)]
+pub(crate) mod races;
 #[cfg(test)]
 mod tests;

@@ -36,14 +36,16 @@ const MAGIC: [(&[u8], &str); 7] = [
 /// Pieces of a file that are read at one time: while one is sent, the next is fetched.
 const READ_AHEAD: usize = 2;
 
-struct Open {
-    file: OwnedFd,
+/// A file that is about to be sent.
+pub(super) struct Open {
+    pub(super) file: OwnedFd,
     stat: Stat,
     name: String,
     head: Bytes,
 }
 
-fn open(access: &Access, path: &str) -> Result<Open, Refusal> {
+/// Opens the file at a path.
+pub(super) fn open(access: &Access, path: &str) -> Result<Open, Refusal> {
     let path = access.clean(path)?;
     let root = access.root()?;
     let place = resolve(borrow(&root), &path, Walk::FOLLOW)?;

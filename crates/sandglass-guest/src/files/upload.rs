@@ -44,7 +44,7 @@ fn bad(message: impl Into<String>) -> Refusal {
 }
 
 /// Opens or makes the file at a clean path, empties it, and gives it to the user.
-fn create(access: &Access, path: &str) -> Result<OwnedFd, Refusal> {
+pub(super) fn create(access: &Access, path: &str) -> Result<OwnedFd, Refusal> {
     let root = access.root()?;
     let user = &access.user.identity;
     let walk = Walk { follow_last: true, purpose: Purpose::MakeParents(user) };

@@ -5,13 +5,14 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use connectrpc::ConnectError;
-use rustix::fs::{AtFlags, Dir, FileType as Kind, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType as Kind, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use sandglass_proto::services::filesystem::EntryInfo;
 
 use super::entry::Found;
 use super::failed;
-use crate::path::{Place, file_type};
+use crate::exec::Identity;
+use crate::path::{PathError, Place, file_type, is_kept, may_empty};
 
 /// Upper bound for one listing.
 const MAX_ENTRIES: usize = 50_000;
@@ -127,11 +128,20 @@ struct Doomed {
     depth: usize,
 }
 
-/// Removes a directory with all that is in it.
+/// Refuses to empty a folder, or to take a name out of it, for a user who may not.
+fn check(folder: &Stat, entry: Option<&Stat>, user: &Identity, path: &str) -> Result<(), ConnectError> {
+    if may_empty(folder, user) && !entry.is_some_and(|entry| is_kept(folder, entry, user)) {
+        return Ok(());
+    }
+    Err(PathError::Denied(path.to_owned()).into())
+}
+
+/// Removes a directory with all that is in it; of a `user`, only what that one could remove.
 ///
 /// # Errors
-/// The kernel refused, it is nested too deeply, or someone fills it as fast as it is emptied; a part is gone then.
-pub(super) fn remove(place: &Place, path: &str) -> Result<(), ConnectError> {
+/// The kernel or the permissions refused, it is nested too deeply, or someone fills it as fast as it is emptied; a part is
+/// gone then.
+pub(super) fn remove(place: &Place, path: &str, user: Option<&Identity>) -> Result<(), ConnectError> {
     let refused = |errno| failed("removing", path, errno);
     let parent =
         place.dir.try_clone().map_err(|_| ConnectError::resource_exhausted("no descriptors are left"))?;
@@ -151,6 +161,14 @@ pub(super) fn remove(place: &Place, path: &str) -> Result<(), ConnectError> {
             return Err(too_deep(path));
         }
         let here = Rc::new(open(parent, name).map_err(refused)?);
+        let checked = match user {
+            Some(user) => {
+                let stat = rustix::fs::fstat(&here).map_err(refused)?;
+                check(&stat, None, user, path)?;
+                Some((stat, user))
+            }
+            None => None,
+        };
         let before = doomed.len();
         for entry in Dir::read_from(&here).map_err(refused)? {
             let entry = entry.map_err(refused)?;
@@ -163,6 +181,11 @@ pub(super) fn remove(place: &Place, path: &str) -> Result<(), ConnectError> {
                 return Err(ConnectError::resource_exhausted(format!(
                     "'{path}' holds too much to remove at once"
                 )));
+            }
+            if let Some((folder, user)) = &checked
+                && let Ok(entry) = rustix::fs::statat(&here, name, AtFlags::SYMLINK_NOFOLLOW)
+            {
+                check(folder, Some(&entry), user, path)?;
             }
             match rustix::fs::unlinkat(&here, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
@@ -222,9 +245,9 @@ mod tests {
         std::fs::create_dir(&outside).unwrap();
         std::fs::write(outside.join("precious"), "").unwrap();
         std::os::unix::fs::symlink("../outside", root.path().join("b/outside")).unwrap();
-        remove(&place(root.path(), "/b"), "/b").unwrap();
+        remove(&place(root.path(), "/b"), "/b", None).unwrap();
         assert!(!root.path().join("b").exists() && outside.join("precious").exists());
-        remove(&place(root.path(), "/b"), "/b").unwrap();
+        remove(&place(root.path(), "/b"), "/b", None).unwrap();
     }
 
     #[test]
@@ -233,12 +256,43 @@ mod tests {
         for i in 0..300 {
             std::fs::create_dir_all(root.path().join(format!("wide/{i}/x"))).unwrap();
         }
-        remove(&place(root.path(), "/wide"), "/wide").unwrap();
+        remove(&place(root.path(), "/wide"), "/wide", None).unwrap();
         assert!(!root.path().join("wide").exists());
         std::fs::create_dir_all(root.path().join("deep").join("d/".repeat(MAX_DEPTH + 5))).unwrap();
         assert_eq!(
-            remove(&place(root.path(), "/deep"), "/deep").unwrap_err().code,
+            remove(&place(root.path(), "/deep"), "/deep", None).unwrap_err().code,
             connectrpc::ErrorCode::FailedPrecondition
         );
+    }
+
+    #[test]
+    fn of_a_user_only_what_that_one_could_remove() {
+        let dir = tempfile::tempdir().unwrap();
+        let user = Identity { uid: 1000, gid: 1000, groups: vec![1000] };
+        let mode = |path: &str, mode| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(dir.path().join(path), mode).unwrap();
+        };
+        let sample = |most: u32| {
+            std::fs::create_dir_all(dir.path().join("top/roots")).unwrap();
+            std::fs::write(dir.path().join("top/roots/file"), "").unwrap();
+            mode("top", most);
+        };
+        let removed = |user| {
+            let result = remove(&place(dir.path(), "/top"), "/top", user);
+            assert!(result.is_ok() || dir.path().join("top/roots/file").exists());
+            result.map_err(|error| error.code)
+        };
+        let denied = Err(connectrpc::ErrorCode::PermissionDenied);
+        // The folder is everybody's, and what is in it is not.
+        sample(0o777);
+        assert_eq!(removed(Some(&user)), denied);
+        mode("top/roots", 0o777);
+        sample(0o1777);
+        assert_eq!(removed(Some(&user)), denied);
+        std::os::unix::fs::chown(dir.path().join("top/roots"), Some(1000), None).unwrap();
+        assert_eq!(removed(Some(&user)), Ok(()));
+        sample(0o700);
+        assert_eq!((removed(Some(&user)), removed(None)), (denied, Ok(())));
     }
 }

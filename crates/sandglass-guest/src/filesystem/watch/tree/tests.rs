@@ -1,12 +1,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 
 use super::*;
+use crate::path::races::{Arena, Trap};
 
 const CREATE: EventType = EventType::EVENT_TYPE_CREATE;
 const WRITE: EventType = EventType::EVENT_TYPE_WRITE;
@@ -200,6 +201,54 @@ fn nobody_leads_a_watch_elsewhere() {
     assert!(told.events.iter().all(|(name, _)| !name.contains("secret")), "{told:?}");
     fs::write(other.join("b/secret/f"), "").unwrap();
     assert_eq!(watched.events(), []);
+}
+
+/// The inodes that a watch has, as the kernel tells (`proc(5)`).
+fn watched_inodes(tree: &Tree) -> Vec<u64> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", tree.inotify().as_raw_fd())).unwrap();
+    let inodes = info.lines().filter(|line| line.starts_with("inotify"));
+    let inode = |line: &str| {
+        line.split_whitespace().find_map(|field| field.strip_prefix("ino:").map(ToOwned::to_owned))
+    };
+    inodes.map(|line| u64::from_str_radix(&inode(line).unwrap(), 16).unwrap()).collect()
+}
+
+#[test]
+fn nobody_leads_a_watch_elsewhere_by_a_race() {
+    let folders = Arc::new(Quota::new(10_000));
+    let open = |path: String, recursive| {
+        let wish = Wish { root: "/".into(), path: path::clean(&path).unwrap(), recursive, networks: false };
+        Tree::open(wish, &folders)
+    };
+    Arena::is_lost(Trap::Magic, |arena, inside| match open(arena.path("door"), true) {
+        Ok(tree) => {
+            assert_eq!(watched_inodes(&tree), [fs::metadata(inside).unwrap().ino()]);
+            true
+        }
+        Err(Refusal::Path(_) | Refusal::NotADirectory(_)) => false,
+        Err(error) => panic!("{error:?}"),
+    });
+    // From above, where it is not followed whatever it leads to, and events come in the midst of it.
+    let mut arena = Arena::new(Trap::Link);
+    // Each swap is four events, and reading them must not take for ever.
+    arena.pause = 20_000;
+    let forbidden = arena.forbidden();
+    let mut tree = open(arena.path(""), true).unwrap();
+    let mut seen = 0;
+    arena.race(|inside| {
+        fs::create_dir_all(inside.join("new/below")).unwrap();
+        let mut told = Told::default();
+        tree.drain(&mut told, true);
+        let inodes = watched_inodes(&tree);
+        assert!(forbidden.iter().all(|inode| !inodes.contains(inode)));
+        assert!(told.events.iter().all(|(name, _)| !name.contains("closed")), "{told:?}");
+        seen += usize::from(inodes.contains(&fs::metadata(inside).unwrap().ino()));
+        fs::remove_dir_all(inside.join("new")).unwrap();
+        true
+    });
+    assert!(seen > 0, "the folder was never seen as one");
+    drop(tree);
+    assert!(folders.take(10_000), "folders were not given back");
 }
 
 #[test]
