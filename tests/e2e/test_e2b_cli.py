@@ -94,6 +94,23 @@ def test_pause_resume_and_snapshots(run, box):
     assert Sandbox.delete_snapshot(made[0])
 
 
+def test_templates(run):
+    """They are listed as what they are, for all teams; to make one private would be a lie."""
+    listed = json.loads(run("template", "list", "--format", "json").stdout)
+    [base] = [one for one in listed if one["templateID"] == "base"]
+    assert base["public"] is True and base["buildStatus"] == "ready" and base["cpuCount"] >= 1
+    table = run("template", "list").stdout
+    assert "Public" in table and "base" in table
+    run("template", "publish", "base", "-y")
+    refused = run("template", "unpublish", "base", "-y", check=False)
+    assert refused.returncode != 0 and "for all teams" in refused.stdout + refused.stderr
+
+
+def test_another_project_is_not_taken_for_this_one(run):
+    refused = run("template", "list", "--project", "00000000-0000-7000-8000-000000000000", check=False)
+    assert refused.returncode != 0 and "no such team" in refused.stdout + refused.stderr
+
+
 def test_it_is_killed(run):
     made = re.search(r"\b[a-z0-9]{20}\b", run("sandbox", "create", "base", "--detach").stdout)[0]
     run("sandbox", "kill", made)

@@ -74,7 +74,7 @@ def filled(path: str, owned: dict[str, str]) -> str:
     """The path with what is the first team's in it."""
     kinds = {"snapshots": "snapshot", "templates": "snapshot", "teams": "team", "api-keys": "key"}
     what = next((kind for noun, kind in kinds.items() if f"{noun}/{{id}}" in path), "sandbox")
-    return path.format(id=owned[what], user="somebody", port="8000", name="base")
+    return path.format(id=owned[what], user="somebody", port="8000", name="base", alias="owned")
 
 
 def body_for(method: str, path: str, owned: dict[str, str]):

@@ -50,14 +50,19 @@ def test_answers_about_what_is_there_are_as_the_document_says(server, tmp_path):
         snapshot = sandbox.create_snapshot()
         volume = Volume.create("of-the-schema")
         try:
+            [team] = httpx.get(f"{server.url}/teams", headers=server.headers).json()
             there = {"path.id": sandbox.sandbox_id, "path.port": "8000", "path.name": "base"}
-            elsewhere = "^/v1/(snapshots|assignments)/|^/teams/|^/volumes/"
+            there |= {"query.teamID": team["teamID"]}
+            elsewhere = "^/v1/(snapshots|assignments)/|^/(teams|templates|volumes)/"
             gets = ["--include-method", "GET", "--exclude-path-regex", elsewhere]
             said = hold(server, tmp_path, there, *gets)
             assert "404 Not Found" not in said, said
-            [team] = httpx.get(f"{server.url}/teams", headers=server.headers).json()
             there = {"path.id": team["teamID"], "query.metric": "sandbox_start_rate"}
             said = hold(server, tmp_path, there, "--include-path-regex", "^/teams/")
+            assert "404 Not Found" not in said, said
+            there = {"path.id": "base", "path.alias": "base"}
+            names = ["GET /templates/{id}", "GET /templates/{id}/tags", "GET /templates/aliases/{alias}"]
+            said = hold(server, tmp_path, there, *(word for name in names for word in ("--include-name", name)))
             assert "404 Not Found" not in said, said
             there = {"path.id": snapshot.snapshot_id}
             said = hold(server, tmp_path, there, "--include-name", "GET /v1/snapshots/{id}")

@@ -1,4 +1,5 @@
-// What the SDK knows and this version lacks: refused in clear words, and never by a success that is none.
+// Templates: what there is of them, and what the SDK knows and this version lacks. That is refused in clear words, and never
+// by a success that is none.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -7,10 +8,17 @@ import { failure, shared } from "./support.mjs";
 
 const box = shared();
 
+test("templates of the server are found by name", async () => {
+  assert.equal(await Template.exists("base"), true);
+  assert.equal(await Template.exists("no-such-template"), false);
+  const [tag] = await Template.getTags("base");
+  assert.equal(tag.tag, "default");
+});
+
 test("what is not built says so", async () => {
   const { sandbox } = box;
   const calls = {
-    templates: () => Template.exists("base"),
+    templates: () => Template.build(Template().fromImage("debian:12"), "own"),
     secrets: () => Secret.list().nextItems(),
   };
   for (const [what, call] of Object.entries(calls)) {

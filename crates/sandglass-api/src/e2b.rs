@@ -8,6 +8,7 @@ pub(crate) mod metrics;
 pub(crate) mod routes;
 pub(crate) mod snapshots;
 pub(crate) mod teams;
+pub(crate) mod templates;
 pub(crate) mod unbuilt;
 pub(crate) mod volumes;
 pub(crate) mod wire;

@@ -17,9 +17,9 @@ use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroun
 use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_engine::{EngineInfo, Footprint, Stats};
 use sandglass_store::{
-    ApiKey, Assignment, AuditEntry, Event, Identity, ImageState, ListFilter, ListPage, MadeFrom, Order,
-    PageCursor, Purpose, Sample, SandboxRow, SnapshotName, SnapshotPage, SnapshotRow, Team, TeamSample,
-    VolumeRow, VolumeState,
+    ApiKey, Assignment, AuditEntry, CommandDefaults, Event, Identity, ImageState, ListFilter, ListPage,
+    MadeFrom, Order, PageCursor, Purpose, Sample, SandboxRow, SnapshotName, SnapshotPage, SnapshotRow, Team,
+    TeamSample, TemplateSpec, VolumeRow, VolumeState,
 };
 use sandglass_types::{
     Error, ErrorKind, KeyId, Lifetime, Limits, Name, OnTimeout, PauseMode, Reference, ResumeMode, SandboxId,
@@ -467,11 +467,11 @@ impl Backend for Fake {
     }
 
     async fn templates(&self) -> Result<Vec<KnownTemplate>, Error> {
-        Ok(Vec::new())
+        Ok(vec![template("base", None), template("node", Some(SnapshotId::random())), template("py", None)])
     }
 
-    async fn template(&self, _: &str) -> Result<KnownTemplate, Error> {
-        Err(not_found())
+    async fn template(&self, name: &str) -> Result<KnownTemplate, Error> {
+        self.templates().await?.into_iter().find(|template| template.name == name).ok_or_else(not_found)
     }
 
     async fn delete_template(&self, _: &str) -> Result<(), Error> {
@@ -709,6 +709,27 @@ impl Upstream for FakeLive {
     async fn dial(&self, port: NonZeroU16) -> Result<Box<dyn Stream>, DialError> {
         let address = self.ports.lock().unwrap().get(&port.get()).copied().ok_or(DialError::Refused)?;
         Ok(Box::new(TcpStream::connect(address).await.map_err(DialError::Unreachable)?))
+    }
+}
+
+/// A template that starts something with a secret in it.
+fn template(name: &str, image: Option<SnapshotId>) -> KnownTemplate {
+    let SandboxRow { limits, rootfs, .. } = row();
+    KnownTemplate {
+        name: name.into(),
+        spec: TemplateSpec {
+            base: "base".into(),
+            start: Some("serve --password hunter2".into()),
+            ready: None,
+            ready_timeout: 1,
+            pool: 3,
+            agent: None,
+            inherited: Vec::new(),
+        },
+        defaults: CommandDefaults { user: "user".into(), workdir: String::new(), env: BTreeMap::new() },
+        limits,
+        rootfs,
+        image: image.map(|image| (image, Timestamp::from_millis(1_770_000_000_000))),
     }
 }
 

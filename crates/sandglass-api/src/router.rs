@@ -7,6 +7,7 @@ use axum::Router;
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, StatusCode, Uri};
+use sandglass_types::Timestamp;
 use tokio_util::task::TaskTracker;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{Any as AnyOrigin, CorsLayer};
@@ -33,6 +34,8 @@ pub(crate) struct ApiState {
     /// How many rows of the audit calls without a valid key had.
     pub(crate) anonymous: Arc<Anonymous>,
     pub(crate) metrics: Arc<Metrics>,
+    /// When this server began to answer.
+    pub(crate) started: Timestamp,
 }
 
 /// The documented routes of both faces.
@@ -44,6 +47,7 @@ pub(crate) fn documented() -> OpenApiRouter<ApiState> {
         .merge(e2b::logs::router())
         .merge(e2b::teams::router())
         .merge(e2b::keys::router())
+        .merge(e2b::templates::router())
         .merge(native::router())
         .merge(metrics::router())
 }

@@ -21,7 +21,7 @@ use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use sandglass_control::Control;
 use sandglass_egress::proxy::Caller;
 use sandglass_engine::network::GUEST_ADDRESS;
-use sandglass_types::SandboxId;
+use sandglass_types::{Clock as _, SandboxId, SystemClock};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -162,6 +162,7 @@ pub(crate) async fn run(
             tasks: tasks.clone(),
             anonymous: Arc::default(),
             metrics: metrics.clone(),
+            started: SystemClock.now(),
         }),
         edge: Edge::new(backend.clone(), tasks.clone(), force.clone(), metrics),
         backend,

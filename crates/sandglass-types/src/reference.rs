@@ -35,6 +35,14 @@ impl Reference {
         &self.name
     }
 
+    /// The name, if that says all: without a namespace, and with no other tag than the one that is meant without. So a
+    /// server's templates are called.
+    #[must_use]
+    pub fn bare_name(&self) -> Option<&str> {
+        let bare = self.namespace.is_none() && self.tag_or_default() == DEFAULT_TAG;
+        bare.then_some(&*self.name)
+    }
+
     /// Its tag, if it has one.
     #[must_use]
     pub fn tag(&self) -> Option<&str> {
@@ -116,6 +124,12 @@ mod tests {
         let read: Reference = "Acme/Base_1:v1.0".parse().unwrap();
         assert_eq!((read.namespace(), read.name(), read.tag()), (Some("acme"), "base_1", Some("v1.0")));
         assert_eq!(read.to_string(), "acme/base_1:v1.0");
+        assert_eq!(read.bare_name(), None);
+        for (text, bare) in
+            [("base", Some("base")), ("base:default", Some("base")), ("base:v1", None), ("a/base", None)]
+        {
+            assert_eq!(text.parse::<Reference>().unwrap().bare_name(), bare, "{text}");
+        }
         let read: Reference = "base".parse().unwrap();
         assert_eq!((read.namespace(), read.tag(), read.tag_or_default()), (None, None, "default"));
         for text in ["", ":", "/", "a/", "/a", "a:", "a b", "a.b", "a/b/c", "a:b:c", "é", &"a".repeat(65)] {

@@ -20,7 +20,7 @@ use crate::error::{ApiError, ErrorBody};
 use crate::router::ApiState;
 
 pub(crate) fn router() -> OpenApiRouter<ApiState> {
-    OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(rename, delete))
+    OpenApiRouter::new().routes(routes!(list_keys, create_key)).routes(routes!(rename_key, delete_key))
 }
 
 /// The key that a path names.
@@ -123,7 +123,7 @@ impl NamedKey {
     (status = 200, description = "The keys of the team that work, oldest first", body = Vec<TeamApiKey>),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
-async fn list(
+async fn list_keys(
     State(state): State<ApiState>,
     caller: Caller,
 ) -> Result<axum::Json<Vec<TeamApiKey>>, ApiError> {
@@ -135,7 +135,7 @@ async fn list(
     (status = 201, description = "A key of the same team, which is no operator's whoever makes it", body = CreatedTeamApiKey),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
-async fn create(
+async fn create_key(
     State(state): State<ApiState>,
     Holder(by): Holder,
     Json(body): Json<NamedKey>,
@@ -153,7 +153,7 @@ async fn create(
     (status = 200, description = "It has this name from now on", body = TeamApiKey),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
-async fn rename(
+async fn rename_key(
     State(state): State<ApiState>,
     Holder(by): Holder,
     OfKey(id): OfKey,
@@ -167,7 +167,7 @@ async fn rename(
     (status = 204, description = "It is refused from now on; what it made works on"),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
-async fn delete(
+async fn delete_key(
     State(state): State<ApiState>,
     Holder(by): Holder,
     OfKey(id): OfKey,

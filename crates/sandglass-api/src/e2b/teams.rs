@@ -17,7 +17,10 @@ use crate::query::Query;
 use crate::router::ApiState;
 
 pub(crate) fn router() -> OpenApiRouter<ApiState> {
-    OpenApiRouter::new().routes(routes!(list)).routes(routes!(metrics)).routes(routes!(max_metrics))
+    OpenApiRouter::new()
+        .routes(routes!(list_teams))
+        .routes(routes!(team_metrics))
+        .routes(routes!(max_team_metrics))
 }
 
 /// The team that a path names, which is the caller's own.
@@ -53,7 +56,7 @@ struct Team {
     (status = 200, description = "The team of the key, which may come as a bearer token", body = Vec<Team>),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
-async fn list(
+async fn list_teams(
     State(state): State<ApiState>,
     Presented { team, secret }: Presented,
 ) -> Result<axum::Json<Vec<Team>>, ApiError> {
@@ -102,7 +105,7 @@ impl From<&TeamSample> for TeamMetric {
      it had nothing may be missing", body = [TeamMetric]),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
-async fn metrics(
+async fn team_metrics(
     State(state): State<ApiState>,
     Own(team): Own,
     RawQuery(query): RawQuery,
@@ -154,7 +157,7 @@ fn most(samples: &[TeamSample], number: fn(&TeamSample) -> f32, otherwise: Times
      body = MaxTeamMetric),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
-async fn max_metrics(
+async fn max_team_metrics(
     State(state): State<ApiState>,
     Own(team): Own,
     RawQuery(query): RawQuery,

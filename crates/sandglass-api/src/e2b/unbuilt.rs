@@ -8,26 +8,21 @@ use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::router::ApiState;
 
+/// What an operator does with another tool.
+const BUILDING: &str = "building templates: operators do it with `sandglass template build`";
+
 /// Method, path, and what it would do.
 pub(crate) const ENDPOINTS: &[(&str, &str, &str)] = &[
-    ("GET", "/templates", "templates"),
-    ("POST", "/templates", "templates"),
-    ("GET", "/v2/templates", "templates"),
-    ("POST", "/v2/templates", "templates"),
-    ("POST", "/v3/templates", "templates"),
-    ("GET", "/default-templates", "templates"),
-    ("GET", "/templates/{id}", "templates"),
-    ("POST", "/templates/{id}", "templates"),
-    ("PATCH", "/templates/{id}", "templates"),
-    ("PATCH", "/v2/templates/{id}", "templates"),
-    ("GET", "/templates/aliases/{alias}", "templates"),
-    ("POST", "/templates/tags", "templates"),
-    ("DELETE", "/templates/tags", "templates"),
-    ("GET", "/templates/{id}/tags", "templates"),
-    ("GET", "/templates/{id}/files/{hash}", "templates"),
-    ("POST", "/v2/templates/{id}/builds/{build}", "templates"),
-    ("GET", "/templates/{id}/builds/{build}/status", "templates"),
-    ("GET", "/templates/{id}/builds/{build}/logs", "templates"),
+    ("POST", "/templates", BUILDING),
+    ("POST", "/v2/templates", BUILDING),
+    ("POST", "/v3/templates", BUILDING),
+    ("POST", "/templates/{id}", BUILDING),
+    ("POST", "/templates/tags", BUILDING),
+    ("DELETE", "/templates/tags", BUILDING),
+    ("GET", "/templates/{id}/files/{hash}", BUILDING),
+    ("POST", "/v2/templates/{id}/builds/{build}", BUILDING),
+    ("GET", "/templates/{id}/builds/{build}/status", BUILDING),
+    ("GET", "/templates/{id}/builds/{build}/logs", BUILDING),
     ("GET", "/secrets", "secrets"),
     ("POST", "/secrets", "secrets"),
     ("GET", "/secrets/{id}", "secrets"),

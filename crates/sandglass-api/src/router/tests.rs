@@ -9,6 +9,7 @@ use tower::ServiceExt as _;
 use crate::fake::{Fake, KEY, OTHER_KEY, PANIC};
 
 mod accounts;
+mod templates;
 
 struct Answer {
     status: u16,
@@ -48,6 +49,7 @@ impl Face {
             tasks: TaskTracker::new(),
             anonymous: Arc::default(),
             metrics: Arc::new(Metrics::new(None)),
+            started: Timestamp::from_millis(1_760_000_000_000),
         };
         Self { fake, router: router(state) }
     }

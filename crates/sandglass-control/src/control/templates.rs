@@ -3,7 +3,6 @@
 use sandglass_store::{
     CommandDefaults, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotRow, StartPath, TemplateSpec,
 };
-use sandglass_types::reference::DEFAULT_TAG;
 use sandglass_types::{Error, ErrorKind, Generation, Reference, SandboxId, SnapshotId, TeamId};
 
 use super::snapshots::{Model, next};
@@ -50,13 +49,6 @@ fn is_of(image: &SnapshotRow, own: &Template, limits: sandglass_types::Limits) -
     (image.rootfs, image.limits) == (own.rootfs, limits)
 }
 
-/// The name of the template that a reference may mean: they have no namespace, and no other tag than the one that is meant
-/// without.
-fn template_name(reference: &Reference) -> Option<&str> {
-    let here = reference.namespace().is_none() && reference.tag_or_default() == DEFAULT_TAG;
-    here.then(|| reference.name())
-}
-
 impl Control {
     /// The image of a running state of the template of this name, if it has one that fits what the server is today. That
     /// the engine is another one, or the agent in it is gone, is found by whoever restores it.
@@ -90,7 +82,7 @@ impl Control {
 
     /// What a template gives, if a reference means one.
     pub(super) async fn model_of_template(&self, wanted: &Reference) -> Result<Option<Model>, Error> {
-        let Some(name) = template_name(wanted) else { return Ok(None) };
+        let Some(name) = wanted.bare_name() else { return Ok(None) };
         if let Some(image) = self.running_image(name).await? {
             return Ok(Some(image.into_model()));
         }
@@ -166,7 +158,7 @@ impl Control {
     }
 
     pub(super) async fn is_template(&self, reference: &Reference) -> Result<bool, Error> {
-        match template_name(reference) {
+        match reference.bare_name() {
             Some(name) => self.has_template(name).await,
             None => Ok(false),
         }
