@@ -21,7 +21,7 @@ use sandglass_api::Certificate;
 use sandglass_types::error::Chain;
 
 pub(crate) use self::acme::run as acme;
-pub(crate) use self::authority::certify;
+pub(crate) use self::authority::{AUTHORITY_FILE, TRUSTED, certify};
 use self::feed::Feed;
 pub(crate) use self::feed::{Shown, follow};
 pub(crate) use self::keeper::run as keep;
@@ -106,7 +106,8 @@ fn parse(chain: &[u8], key: &[u8], domain: &str) -> anyhow::Result<Certificate> 
         .map_err(|error| anyhow::anyhow!("{}", Chain(&error)))
 }
 
-fn contents(path: &Path) -> anyhow::Result<Vec<u8>> {
+/// What a file holds, if that is not too much.
+pub(crate) fn contents(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut contents = Vec::new();
     let read = std::io::Read::read_to_end(
         &mut std::io::Read::take(fs::File::open(path)?, MAX_FILE + 1),

@@ -14,6 +14,9 @@ use serde::Deserialize;
 
 use crate::client::select;
 
+/// The folder of a server's state, unless it is told another one.
+pub(crate) const DATA_DIR: &str = "/var/lib/sandglass";
+
 /// Disposable computers for AI agents, on machines that you own.
 #[derive(Debug, Parser)]
 #[command(name = "sandglass", version, propagate_version = true)]
@@ -181,15 +184,28 @@ pub(crate) struct Watchdog {
 /// Which server to talk to, and as whom.
 #[derive(Debug, Args)]
 pub(crate) struct Remote {
-    /// The server
-    #[arg(long, env = "E2B_API_URL", default_value = "http://127.0.0.1:3000", value_name = "URL")]
-    pub(crate) url: String,
+    /// The server [default: https://api.DOMAIN, or http://127.0.0.1:3000 without one]
+    #[arg(long, env = "E2B_API_URL", value_name = "URL")]
+    pub(crate) url: Option<String>,
+    /// The domain of the server
+    #[arg(long, env = "E2B_DOMAIN", value_name = "NAME[:PORT]")]
+    pub(crate) domain: Option<String>,
+    /// Believe an https server by the authorities in this file (PEM) alone, and by none that this machine trusts
+    #[arg(long, env = "SANDGLASS_CA", value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
     /// An API key of it
     #[arg(long, env = "E2B_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl Remote {
+    /// A server that is known by its address.
+    pub(crate) const fn at(url: String, api_key: String) -> Self {
+        Self { url: Some(url), domain: None, ca: None, api_key: Some(api_key), json: false }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -399,7 +415,7 @@ pub(crate) struct Ledger {
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     /// The folder of a server's state, there already or not
-    #[arg(long, default_value = "/var/lib/sandglass", value_name = "DIR")]
+    #[arg(long, default_value = DATA_DIR, value_name = "DIR")]
     pub(crate) data_dir: PathBuf,
     /// The folder of root file systems and agents, there already or not
     #[arg(long, default_value = "/var/cache/sandglass", value_name = "DIR")]
@@ -419,7 +435,7 @@ pub(crate) struct Owners {
 #[derive(Debug, Args)]
 pub(crate) struct Local {
     /// The folder of the server's state
-    #[arg(long, default_value = "/var/lib/sandglass", value_name = "DIR")]
+    #[arg(long, default_value = DATA_DIR, value_name = "DIR")]
     pub(crate) data_dir: PathBuf,
     /// Print JSON
     #[arg(long)]

@@ -4,6 +4,8 @@ pub(crate) mod exec;
 mod rest;
 pub(crate) mod select;
 pub(crate) mod template;
+mod transport;
+mod trust;
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -326,7 +326,7 @@ impl Config {
         let cache_dir = args.cache_dir.clone().or(file.cache_dir);
         let (data_dir, cache_dir) = if root || engine == Engine::Gvisor {
             (
-                data_dir.unwrap_or_else(|| "/var/lib/sandglass".into()),
+                data_dir.unwrap_or_else(|| crate::cli::DATA_DIR.into()),
                 cache_dir.unwrap_or_else(|| "/var/cache/sandglass".into()),
             )
         } else {

@@ -60,7 +60,7 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     /// The REST face.
     pub(crate) fn api(&self) -> anyhow::Result<Api> {
-        Api::new(&cli::Remote { url: self.url.clone(), api_key: Some(self.key.clone()), json: false })
+        Api::new(&cli::Remote::at(self.url.clone(), self.key.clone()))
     }
 }
 

@@ -43,8 +43,11 @@ const RENEW: Duration = Duration::from_secs(365 * 24 * 3600);
 const BEFORE: Duration = Duration::from_secs(24 * 3600);
 
 /// Where systems keep all that they trust.
-const TRUSTED: [&str; 3] =
+pub(crate) const TRUSTED: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+
+/// What clients have to trust, in the folder of an authority.
+pub(crate) const AUTHORITY_FILE: &str = "ca.pem";
 
 /// The files of one authority.
 #[derive(Debug)]
@@ -57,7 +60,7 @@ impl Files {
     }
 
     fn authority(&self) -> PathBuf {
-        self.0.join("ca.pem")
+        self.0.join(AUTHORITY_FILE)
     }
 
     fn authority_key(&self) -> PathBuf {

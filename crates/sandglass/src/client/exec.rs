@@ -1,7 +1,7 @@
 //! Running one command in a sandbox, through its guest API.
 
 use anyhow::Context as _;
-use connectrpc::client::{CallOptions, ClientConfig, HttpClient};
+use connectrpc::client::{CallOptions, ClientConfig};
 use data_encoding::BASE64;
 use sandglass_proto::services::process::__buffa::oneof::process_event::Event;
 use sandglass_proto::services::process::__buffa::oneof::process_event::data_event::Output;
@@ -124,7 +124,7 @@ pub(crate) async fn follow(
     mut look: impl FnMut(Happening) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let base = api.base().parse().context("the server's address is no URL")?;
-    let client = ProcessClient::new(HttpClient::plaintext(), ClientConfig::new(base).json());
+    let client = ProcessClient::new(api.connect(), ClientConfig::new(base).json());
     let mut words = command.words.into_iter();
     let process = ProcessConfig {
         cmd: words.next().unwrap_or_default(),

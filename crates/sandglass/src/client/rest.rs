@@ -1,14 +1,19 @@
 //! The REST face, as much of it as the command line needs.
 
+use std::error::Error as StdError;
+use std::net::IpAddr;
+
 use anyhow::{Context as _, bail};
+use connectrpc::client::{ClientBody, ServiceTransport};
 use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 
+use super::transport::{Connector, connector};
+use super::trust;
 use crate::cli::Remote;
 
 /// The largest answer that is read, in bytes: a page of sandboxes with all their labels.
@@ -16,7 +21,8 @@ const MAX_ANSWER: usize = 16 * 1024 * 1024;
 
 /// A server, and who asks.
 pub(crate) struct Api {
-    http: Client<HttpConnector, Full<Bytes>>,
+    connector: Connector,
+    http: Client<Connector, Full<Bytes>>,
     base: String,
     key: String,
 }
@@ -41,16 +47,33 @@ struct Answer {
 
 impl Api {
     pub(crate) fn new(remote: &Remote) -> anyhow::Result<Self> {
-        let uri: Uri = remote.url.parse().context("the server's address is no URL")?;
-        if uri.scheme_str() != Some("http") {
-            bail!("{}: so far only http:// servers can be reached; use the one of this machine", remote.url);
-        }
+        let base = base(remote.url.as_deref(), remote.domain.as_deref());
+        let uri: Uri = base.parse().context("the server's address is no URL")?;
+        let tls = match uri.scheme_str() {
+            Some("https") => {
+                let system = std::env::var_os("SSL_CERT_FILE").filter(|file| !file.is_empty());
+                Some(trust::config(remote.ca.as_deref(), system.map(Into::into))?)
+            }
+            Some("http") => None,
+            _ => bail!("{base}: the server's address begins with https:// or http://"),
+        };
         let key = remote.api_key.clone().context(
             "no API key: set E2B_API_KEY to the one that the server printed at its first start, or make another with \
              `sandglass key create`",
         )?;
-        let http = Client::builder(TokioExecutor::new()).build_http();
-        Ok(Self { http, base: remote.url.trim_end_matches('/').to_owned(), key })
+        let connector = connector(tls)?;
+        if uri.scheme_str() == Some("http") && !is_here(uri.host().unwrap_or_default()) {
+            eprintln!(
+                "sandglass: warning: what is sent to {base} can be read on the way, the key included: use https://"
+            );
+        }
+        let http = Client::builder(TokioExecutor::new()).build(connector.clone());
+        Ok(Self { connector, http, base, key })
+    }
+
+    /// The way to the guest APIs of the server's sandboxes.
+    pub(crate) fn connect(&self) -> ServiceTransport<Client<Connector, ClientBody>> {
+        ServiceTransport::new(Client::builder(TokioExecutor::new()).build(self.connector.clone()))
     }
 
     /// The address of the server.
@@ -215,10 +238,17 @@ impl Api {
         self.send(request).await
     }
 
+    /// Why there is no answer, and what to do.
+    fn unreached(&self, error: hyper_util::client::legacy::Error) -> anyhow::Error {
+        let what = match tls_failure(&error) {
+            Some(failure) => format!("{} can't be trusted: {failure}: {}", self.base, tls_remedy(failure)),
+            None => format!("no server answers at {}; start one with `sandglass serve`", self.base),
+        };
+        anyhow::Error::new(error).context(what)
+    }
+
     async fn send(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Answer> {
-        let response = self.http.request(request).await.with_context(|| {
-            format!("no server answers at {}; start one with `sandglass serve`", self.base)
-        })?;
+        let response = self.http.request(request).await.map_err(|error| self.unreached(error))?;
         let status = response.status();
         let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
         let next = header("x-next-token").filter(|token| !token.is_empty()).map(str::to_owned);
@@ -231,6 +261,49 @@ impl Api {
             bail!("{}", refusal(status, &body));
         }
         Ok(Answer { next, unsealed, body })
+    }
+}
+
+/// The address of the server that is meant.
+fn base(url: Option<&str>, domain: Option<&str>) -> String {
+    let said = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
+    let address = said(url).or_else(|| said(domain).map(|domain| format!("https://api.{domain}")));
+    address.as_deref().unwrap_or("http://127.0.0.1:3000").trim_end_matches('/').to_owned()
+}
+
+/// Whether what is sent to this host of a URL stays on this machine.
+fn is_here(host: &str) -> bool {
+    let host = host.trim_matches(['[', ']']);
+    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+/// What was wrong with TLS, if that is the cause of an error.
+fn tls_failure<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
+    // An error of input has what is inside it as its cause, but not itself.
+    let inside = |mut error: &'a (dyn StdError + 'static)| {
+        while let Some(inner) = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+            error = inner;
+        }
+        error.downcast_ref()
+    };
+    std::iter::successors(Some(error), |error| (**error).source()).find_map(inside)
+}
+
+/// What to do about it.
+fn tls_remedy(error: &rustls::Error) -> &'static str {
+    use rustls::{CertificateError as Certificate, Error};
+    match error {
+        Error::InvalidCertificate(
+            Certificate::NotValidForName | Certificate::NotValidForNameContext { .. },
+        ) => "name the server as its certificate does",
+        Error::InvalidCertificate(Certificate::Expired | Certificate::ExpiredContext { .. }) => {
+            "have the server's certificate renewed, or this machine's clock set"
+        }
+        Error::InvalidCertificate(_) => {
+            "name the authority that it is from with --ca FILE or SANDGLASS_CA; of one that the server made itself \
+             that is tls/DOMAIN/ca.pem in its data folder"
+        }
+        _ => "is it http:// there?",
     }
 }
 
@@ -266,6 +339,41 @@ impl Reach {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_the_server_is() {
+        for (url, domain, expected) in [
+            (None, None, "http://127.0.0.1:3000"),
+            (Some("https://a.test:8443/"), Some("b.test"), "https://a.test:8443"),
+            (None, Some("b.test:3000"), "https://api.b.test:3000"),
+            (Some(""), Some(""), "http://127.0.0.1:3000"),
+        ] {
+            assert_eq!(base(url, domain), expected);
+        }
+    }
+
+    #[test]
+    fn what_stays_on_this_machine() {
+        for here in ["localhost", "127.0.0.1", "127.9.9.9", "[::1]"] {
+            assert!(is_here(here), "{here}");
+        }
+        for away in ["10.0.0.1", "192.0.2.1", "[2001:db8::1]", "localhost.test", "0.0.0.0", ""] {
+            assert!(!is_here(away), "{away}");
+        }
+    }
+
+    #[test]
+    fn a_failure_of_tls_is_found_wherever_it_is() {
+        let unknown = || rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+        let io = std::io::Error::new(std::io::ErrorKind::InvalidData, unknown());
+        assert_eq!(tls_failure(&io), Some(&unknown()));
+        let io = std::io::Error::other(io);
+        assert_eq!(tls_failure(&io), Some(&unknown()));
+        let deep = anyhow::Error::new(io).context("outside");
+        assert_eq!(tls_failure(deep.as_ref()), Some(&unknown()));
+        assert!(tls_remedy(&unknown()).contains("--ca"));
+        assert_eq!(tls_failure(&std::io::Error::other("no TLS")), None);
+    }
 
     #[test]
     fn targets() {

@@ -80,7 +80,7 @@ impl Said {
 impl Endpoint {
     /// The REST face.
     pub(super) fn api(&self) -> anyhow::Result<Api> {
-        Api::new(&cli::Remote { url: self.url.clone(), api_key: Some(self.key.clone()), json: false })
+        Api::new(&cli::Remote::at(self.url.clone(), self.key.clone()))
     }
 }
 
