@@ -125,6 +125,23 @@ fn disposition(name: &str) -> HeaderValue {
     HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("inline"))
 }
 
+/// Whether an `Accept-Encoding` lets a file be sent as it is (RFC 9110, 12.5.3): unless it gives `identity` the weight 0, or
+/// `*` and does not speak of `identity`. What can't be understood forbids nothing.
+fn takes_plain(accepted: &str) -> bool {
+    let weighed = |name: &str| {
+        accepted.split(',').find_map(|item| {
+            let mut parts = item.split(';').map(str::trim);
+            let is_it = parts.next().is_some_and(|coding| coding.eq_ignore_ascii_case(name));
+            let weight = parts.find_map(|part| {
+                let (key, weight) = part.split_once('=')?;
+                if key.trim().eq_ignore_ascii_case("q") { weight.trim().parse::<f32>().ok() } else { None }
+            });
+            is_it.then(|| weight.unwrap_or(1.0))
+        })
+    };
+    weighed("identity").or_else(|| weighed("*")).is_none_or(|weight| weight > 0.0 || weight.is_nan())
+}
+
 /// Answers `GET` and `HEAD`.
 pub(super) async fn serve(
     access: Access,
@@ -134,6 +151,13 @@ pub(super) async fn serve(
 ) -> Result<Response, Refusal> {
     let agent = Arc::clone(&access.agent);
     let Open { file, stat, name, head } = agent.blocking.run(move || open(&access, &path)).await?;
+    let refuses = |value: &HeaderValue| value.to_str().is_ok_and(|accepted| !takes_plain(accepted));
+    if headers.get_all(header::ACCEPT_ENCODING).iter().any(refuses) {
+        return Err(Refusal::new(
+            StatusCode::NOT_ACCEPTABLE,
+            "files are sent as they are: accept 'identity'",
+        ));
+    }
     let len = u64::try_from(stat.st_size).unwrap_or(0);
     let modified = http_date(stat.st_mtime);
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
@@ -240,6 +264,28 @@ async fn read(agent: Arc<Agent>, file: Arc<OwnedFd>, offset: u64, wanted: usize)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_sent_as_it_is_unless_that_is_ruled_out() {
+        for takes in [
+            "",
+            "gzip",
+            "gzip, deflate",
+            "identity",
+            "gzip;q=0",
+            "identity;q=0.001",
+            "*;q=0, identity",
+            "br, *;q=0.1",
+            "x;q",
+        ] {
+            assert!(takes_plain(takes), "{takes}");
+        }
+        for not in
+            ["identity;q=0", "gzip, Identity ; Q = 0.000", "*;q=0", "gzip;q=1, *;q=0", "identity;q=0, *"]
+        {
+            assert!(!takes_plain(not), "{not}");
+        }
+    }
 
     #[test]
     fn media_types_come_from_names_then_from_bytes() {

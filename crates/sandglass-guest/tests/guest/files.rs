@@ -31,6 +31,14 @@ fn contents_travel_both_ways_whole_and_in_parts() {
     assert_eq!((reply.status, reply.body.as_slice()), (206, &contents[5..10]));
     assert!(reply.head.contains("content-range: bytes 5-9/5000001"), "{}", reply.head);
     assert_eq!(http(agent.api, "GET", &target(&path), "Range: bytes=5000001-\r\n", b"").status, 416);
+    // Of several ranges, all is sent, as RFC 9110 (14.2) allows.
+    let all = http(agent.api, "GET", &target(&path), "Range: bytes=0-1,5-9\r\n", b"");
+    assert_eq!((all.status, all.body.len()), (200, 5_000_001));
+    assert!(!all.head.contains("content-range: bytes"), "{}", all.head);
+    let refused = http(agent.api, "GET", &target(&path), "Accept-Encoding: gzip, identity;q=0\r\n", b"");
+    assert_eq!(refused.status, 406);
+    assert!(String::from_utf8_lossy(&refused.body).contains("identity"));
+    assert_eq!(http(agent.api, "GET", &target(&path), "Accept-Encoding: gzip, deflate\r\n", b"").status, 200);
     for (condition, status) in [
         ("If-Modified-Since: Fri, 31 Dec 9999 23:59:59 GMT", 304),
         ("If-Modified-Since: Thu, 01 Jan 1970 00:00:00 GMT", 200),

@@ -261,6 +261,25 @@ async fn a_client_that_goes_away_ends_nothing() {
 }
 
 #[tokio::test]
+async fn both_forms_of_messages_are_understood_and_others_are_told_which() {
+    let agent = Native::start(&[]);
+    let list = |kind: &str, body: &[u8]| {
+        http(agent.api, "POST", "/process.Process/List", &format!("Content-Type: {kind}\r\n"), body)
+    };
+    for (kind, body) in [("application/json", &b"{}"[..]), ("application/proto", b"")] {
+        let reply = list(kind, body);
+        assert_eq!(reply.status, 200, "{kind}");
+        assert!(reply.head.contains(&format!("content-type: {kind}")), "{}", reply.head);
+    }
+    let refused = list("text/plain", b"{}");
+    assert_eq!(refused.status, 415);
+    assert!(refused.head.contains("accept-post: "), "{}", refused.head);
+    for kind in ["application/json", "application/proto"] {
+        assert!(refused.head.contains(kind), "{}", refused.head);
+    }
+}
+
+#[tokio::test]
 async fn what_e2b_s_client_sends_is_understood_byte_by_byte() {
     let agent = Native::start(&[]);
     let message = br#"{"process":{"cmd":"/bin/echo","args":["hi"],"envs":{"A":"1"},"cwd":"/tmp","unknown":1},"stdin":false}"#;
