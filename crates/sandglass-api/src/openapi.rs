@@ -111,6 +111,20 @@ mod tests {
         committed("endpoints.txt", &endpoints());
     }
 
+    /// Generated clients have a function for each.
+    #[test]
+    fn every_operation_has_a_name_of_its_own() {
+        let document = serde_json::to_value(document()).unwrap();
+        let items = document["paths"].as_object().unwrap().values();
+        let operations = items.flat_map(|item| item.as_object().unwrap().values());
+        let mut names: Vec<_> =
+            operations.filter_map(|one| one["operationId"].as_str().map(str::to_owned)).collect();
+        assert!(names.len() > 50, "{}", names.len());
+        names.sort();
+        let twice: Vec<_> = names.windows(2).filter(|pair| pair[0] == pair[1]).collect();
+        assert!(twice.is_empty(), "{twice:?}");
+    }
+
     #[test]
     fn only_health_is_open() {
         let open: Vec<String> =

@@ -40,7 +40,8 @@ macro_rules! store_conformance {
             teams: names_are_unique_and_ends_are_final;
             keys: keys_authenticate_until_they_or_their_team_end, use_is_written_when_it_is_asked_for,
                 keys_of_nobody_are_refused, a_key_makes_others_until_it_ends, a_key_ends_and_renames_what_it_may, of_the_last_two_one_stays,
-                a_team_has_so_many_keys, ended_keys_do_not_pile_up;
+                a_team_has_so_many_keys, ended_keys_do_not_pile_up,
+                what_came_of_a_key_is_found_for_as_long_as_it_is_there;
             sandboxes: a_row_comes_back_as_it_was_stored, a_policy_is_replaced_while_the_sandbox_runs,
                 which_way_it_comes_to_run_is_said_until_it_does, an_id_is_used_once, moves_compare_the_state,
                 one_of_many_moves_wins, ends_move_only_while_running, long_details_are_cut,

@@ -70,7 +70,8 @@ pub struct ApiKey {
     pub last_used_at: Option<Timestamp>,
     /// When it was ended, if it was.
     pub revoked_at: Option<Timestamp>,
-    /// The key that made it over the API, which may be forgotten by now; `None` for the command line of the machine.
+    /// The key that made it over the API, or that made that one if it is forgotten; `None` for the command line of the
+    /// machine.
     pub made_by: Option<KeyId>,
 }
 

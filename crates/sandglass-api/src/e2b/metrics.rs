@@ -24,7 +24,7 @@ const MAX_ASKED: usize = 100;
 const SECONDS: &str = "a number of seconds since 1970";
 
 pub(crate) fn router() -> OpenApiRouter<ApiState> {
-    OpenApiRouter::new().routes(routes!(metrics)).routes(routes!(last_metrics))
+    OpenApiRouter::new().routes(routes!(sandbox_metrics)).routes(routes!(last_metrics_of_sandboxes))
 }
 
 /// What a sandbox used at one time.
@@ -101,7 +101,7 @@ pub(crate) fn window(query: &Query) -> Result<(Option<Timestamp>, Option<Timesta
      body = [SandboxMetric]),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
-async fn metrics(
+async fn sandbox_metrics(
     State(state): State<ApiState>,
     caller: Caller,
     Named(id): Named,
@@ -117,7 +117,7 @@ async fn metrics(
     (status = 200, description = "What each of them used last", body = SandboxesMetrics),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
-async fn last_metrics(
+async fn last_metrics_of_sandboxes(
     State(state): State<ApiState>,
     caller: Caller,
     RawQuery(query): RawQuery,

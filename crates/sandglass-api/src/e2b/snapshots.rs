@@ -34,7 +34,7 @@ pub(crate) fn router() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
         .routes(routes!(create_snapshot))
         .routes(routes!(list_snapshots))
-        .routes(routes!(delete_template))
+        .routes(routes!(delete_by_reference))
         .routes(routes!(fork))
 }
 
@@ -139,7 +139,7 @@ async fn list_snapshots(
     (status = 204, description = "It is gone; sandboxes that were made from it have all that they need"),
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)))]
-async fn delete_template(
+async fn delete_by_reference(
     State(state): State<ApiState>,
     caller: Caller,
     Meant(reference): Meant,

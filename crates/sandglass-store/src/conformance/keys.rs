@@ -172,3 +172,33 @@ pub async fn ended_keys_do_not_pile_up(store: Arc<dyn Store>) {
     let earliest = kept.iter().filter_map(|key| key.revoked_at).min();
     assert_eq!(earliest, Some(at(3)));
 }
+
+/// However many keys are made and ended in between, what came of a key is found by it.
+pub async fn what_came_of_a_key_is_found_for_as_long_as_it_is_there(store: Arc<dyn Store>) {
+    let team = team(&*store).await;
+    let stolen = key_of(team, 1);
+    store.create_key(&stolen).await.unwrap();
+    let mut last = stolen.clone();
+    for n in 0_u16..1_010 {
+        let mut bytes = [9; 32];
+        bytes[..2].copy_from_slice(&n.to_be_bytes());
+        let next = ApiKey { made_by: Some(last.id), digest: Digest::from_bytes(bytes), ..key_of(team, 3) };
+        store.create_key(&next).await.unwrap();
+        assert!(store.revoke_key(last.id, at(i64::from(n))).await.unwrap());
+        last = next;
+    }
+    let keys = store.keys(Some(team)).await.unwrap();
+    assert!(keys.len() <= 1_003, "{}", keys.len());
+    // From the last one that works, back to the first.
+    let mut made_by = last.made_by;
+    let mut steps = 0;
+    while let Some(by) = made_by {
+        steps += 1;
+        let maker = keys.iter().find(|key| key.id == by);
+        made_by = maker.expect("who made it is remembered").made_by;
+        if made_by.is_none() {
+            assert_eq!(by, stolen.id);
+        }
+    }
+    assert!(steps > 900, "{steps}");
+}

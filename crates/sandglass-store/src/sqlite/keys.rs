@@ -181,8 +181,7 @@ async fn require_key(connection: &mut SqliteConnection, key: KeyId) -> Result<()
     valid.map(|_| ()).ok_or_else(|| StoreError::Missing { what: "key", id: key.to_string() })
 }
 
-/// Fails if the team has as many keys as it may have. Forgets those whose end is long past, so that keys that come and go do
-/// not pile up either.
+/// Fails if the team has as many keys as it may have, and makes sure that those that come and go do not pile up either.
 async fn require_room(connection: &mut SqliteConnection, team: TeamId) -> Result<(), StoreError> {
     let valid: u32 =
         sqlx::query_scalar("SELECT count(*) FROM api_keys WHERE team = ?1 AND revoked_at IS NULL")
@@ -193,14 +192,37 @@ async fn require_room(connection: &mut SqliteConnection, team: TeamId) -> Result
     if valid >= MAX_KEYS {
         return Err(StoreError::TooMany { what: "keys", most: MAX_KEYS });
     }
-    sqlx::query(
-        "DELETE FROM api_keys WHERE id IN (SELECT id FROM api_keys WHERE team = ?1 AND revoked_at IS NOT NULL \
-         ORDER BY revoked_at DESC, id DESC LIMIT -1 OFFSET ?2)",
+    forget_ended(connection, team).await
+}
+
+/// Forgets the keys of a team whose end is long past. What one of them made counts as made by who made that one, so that
+/// whatever came of a key is found for as long as it is there; one that no other made is remembered for as long as anything
+/// that came of it.
+async fn forget_ended(connection: &mut SqliteConnection, team: TeamId) -> Result<(), StoreError> {
+    let past: Vec<String> = sqlx::query_scalar(
+        "SELECT id FROM api_keys WHERE team = ?1 AND revoked_at IS NOT NULL \
+         AND (made_by IS NOT NULL OR id NOT IN \
+         (SELECT made_by FROM api_keys WHERE team = ?1 AND made_by IS NOT NULL)) \
+         ORDER BY revoked_at DESC, id DESC LIMIT -1 OFFSET ?2",
     )
     .bind(team.to_string())
     .bind(MAX_ENDED)
-    .execute(&mut *connection)
+    .fetch_all(&mut *connection)
     .await
     .map_err(database)?;
+    for id in past {
+        for step in [
+            "UPDATE api_keys SET made_by = (SELECT made_by FROM api_keys WHERE id = ?2) \
+             WHERE team = ?1 AND made_by = ?2",
+            "DELETE FROM api_keys WHERE team = ?1 AND id = ?2",
+        ] {
+            sqlx::query(step)
+                .bind(team.to_string())
+                .bind(&id)
+                .execute(&mut *connection)
+                .await
+                .map_err(database)?;
+        }
+    }
     Ok(())
 }

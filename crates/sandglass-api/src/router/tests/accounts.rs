@@ -12,6 +12,8 @@ async fn a_team_is_told_to_its_own_keys_however_they_come() {
         let team = own.team.to_string();
         assert_eq!(told, json!([{"teamID": team, "name": "acme", "apiKey": KEY, "isDefault": true}]));
     }
+    let answer = face.ask("GET", "/teams", "").await;
+    assert_eq!(answer.header("cache-control"), Some("no-store"), "it has the key in it");
     for wrong in ["Bearer sk_e2b_00", "Bearer e2b_00", "Basic e2b_00", "Bearer"] {
         face.send("GET", "/teams", &[("authorization", wrong)], "").await.error(401);
     }
