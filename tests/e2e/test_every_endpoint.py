@@ -8,7 +8,7 @@ import re
 
 import httpx
 import pytest
-from e2b import Sandbox
+from e2b import Sandbox, Volume
 from support import ROOT
 
 DOCUMENT = json.loads((ROOT / "openapi/sandglass.json").read_text())
@@ -22,6 +22,8 @@ ENDPOINTS = [
 PUBLIC = {("get", "/health")}
 # They need a key, and are about the server itself.
 NOBODY_S = {("get", "/v1/info")}
+# What a volume's own token opens, and no key: see test_volume_content.py.
+WITH_TOKEN = {(method, path) for method, path in ENDPOINTS if path.startswith("/volumecontent/")}
 # Templates are for all teams, and operators alone see what they are made of and what is counted, and delete for others.
 FOR_OPERATORS = {
     ("get", "/metrics"),
@@ -53,6 +55,7 @@ def owned(server):
     [key, *_] = httpx.get(f"{server.url}/api-keys", headers=server.headers).json()
     with Sandbox.create(timeout=900, metadata={"of": "the first team"}) as sandbox:
         snapshot = sandbox.create_snapshot(name="owned")
+        volume = Volume.create("owned")
         user = httpx.put(
             f"{server.url}/v1/assignments/somebody",
             headers=server.headers,
@@ -65,14 +68,16 @@ def owned(server):
             "sandbox": sandbox.sandbox_id,
             "snapshot": snapshot.snapshot_id,
             "assigned": user["sandbox"]["id"],
+            "volume": volume.volume_id,
         }
+        assert Volume.destroy(volume.volume_id)
         Sandbox.delete_snapshot(snapshot.snapshot_id)
         Sandbox.kill(user["sandbox"]["id"])
 
 
 def filled(path: str, owned: dict[str, str]) -> str:
     """The path with what is the first team's in it."""
-    kinds = {"snapshots": "snapshot", "templates": "snapshot", "teams": "team", "api-keys": "key"}
+    kinds = {"volumes": "volume", "volumecontent": "volume", "snapshots": "snapshot", "templates": "snapshot", "teams": "team", "api-keys": "key"}
     what = next((kind for noun, kind in kinds.items() if f"{noun}/{{id}}" in path), "sandbox")
     return path.format(id=owned[what], user="somebody", port="8000", name="base", alias="owned")
 
@@ -107,6 +112,8 @@ def test_another_team_s_key_opens_nothing(server, outsider, owned, method, path)
     answer = outsider.request(method, filled(path, owned), params=query, json=body_for(method, path, owned))
     if (method, path) in FOR_OPERATORS:
         assert answer.status_code == 403, answer.text
+    elif (method, path) in WITH_TOKEN:
+        assert answer.status_code == 401, answer.text
     elif "{user}" in path:
         # A user's name is the team's own: another team has nobody of that name.
         assert owned["assigned"] not in answer.text
@@ -124,7 +131,8 @@ def test_another_team_s_key_opens_nothing(server, outsider, owned, method, path)
 
 
 @pytest.mark.parametrize(
-    "method, path", [one for one in ENDPOINTS if "requestBody" in DOCUMENT["paths"][one[1]][one[0]]]
+    "method, path",
+    [one for one in ENDPOINTS if "requestBody" in DOCUMENT["paths"][one[1]][one[0]] and one not in WITH_TOKEN],
 )
 def test_a_body_that_makes_no_sense_is_refused_and_changes_nothing(server, api, owned, method, path):
     target = filled(path, owned)

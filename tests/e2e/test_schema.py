@@ -53,7 +53,7 @@ def test_answers_about_what_is_there_are_as_the_document_says(server, tmp_path):
             [team] = httpx.get(f"{server.url}/teams", headers=server.headers).json()
             there = {"path.id": sandbox.sandbox_id, "path.port": "8000", "path.name": "base"}
             there |= {"query.teamID": team["teamID"]}
-            elsewhere = "^/v1/(snapshots|assignments)/|^/(teams|templates|volumes)/"
+            elsewhere = "^/v1/(snapshots|assignments)/|^/(teams|templates|volumes|volumecontent)/"
             gets = ["--include-method", "GET", "--exclude-path-regex", elsewhere]
             said = hold(server, tmp_path, there, *gets)
             assert "404 Not Found" not in said, said

@@ -24,6 +24,8 @@ use sandglass_types::{
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
+use crate::e2b::content::Talk;
+
 /// The verbs of [`Control`] that the faces call.
 #[async_trait]
 pub(crate) trait Backend: Send + Sync + 'static {
@@ -80,6 +82,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     async fn volumes(&self, team: TeamId) -> Result<Vec<VolumeRow>, Error>;
     async fn volume(&self, team: TeamId, id: &VolumeId) -> Result<VolumeRow, Error>;
     async fn delete_volume(&self, team: TeamId, id: &VolumeId) -> Result<(), Error>;
+    async fn content(&self, id: &VolumeId, token: &str) -> Result<Box<dyn Talk>, Error>;
     async fn begin_template(
         &self,
         team: TeamId,
@@ -288,6 +291,10 @@ impl Backend for Control {
 
     async fn volume(&self, team: TeamId, id: &VolumeId) -> Result<VolumeRow, Error> {
         Self::volume(self, team, id).await
+    }
+
+    async fn content(&self, id: &VolumeId, token: &str) -> Result<Box<dyn Talk>, Error> {
+        Ok(Box::new(Self::content(self, id, token).await?))
     }
 
     async fn delete_volume(&self, team: TeamId, id: &VolumeId) -> Result<(), Error> {

@@ -1,5 +1,6 @@
 //! The REST face that E2B's SDKs and command line speak, unchanged.
 
+pub(crate) mod content;
 pub(crate) mod create;
 pub(crate) mod keys;
 pub(crate) mod list;

@@ -29,6 +29,7 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{Backend, Stream, Upstream};
+use crate::e2b::content::Talk;
 use crate::e2b::wire::tests::row;
 
 pub(crate) use net::{Guest, PATIENCE, Served, Wire};
@@ -438,6 +439,13 @@ impl Backend for Fake {
     async fn volume(&self, team: TeamId, id: &VolumeId) -> Result<VolumeRow, Error> {
         let volumes = self.volumes.lock().unwrap();
         volumes.iter().find(|row| row.team == team && row.id == *id).cloned().ok_or_else(not_found)
+    }
+
+    async fn content(&self, id: &VolumeId, token: &str) -> Result<Box<dyn Talk>, Error> {
+        let volumes = self.volumes.lock().unwrap();
+        let known = volumes.iter().any(|row| row.id == *id && row.token == token);
+        let kind = if known { ErrorKind::Unsupported } else { ErrorKind::Unauthenticated };
+        Err(Error::new(kind, "as the test wanted"))
     }
 
     async fn delete_volume(&self, team: TeamId, id: &VolumeId) -> Result<(), Error> {

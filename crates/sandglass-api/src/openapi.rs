@@ -11,6 +11,9 @@ use utoipa::openapi::{
 use crate::e2b::unbuilt;
 use crate::router::{ISOLATION, documented};
 
+/// What opens the content of one volume.
+const VOLUME_TOKEN: &str = "VolumeToken";
+
 fn document() -> OpenApi {
     let (_, mut api) = documented().split_for_parts();
     let mut info = Info::new("Sandglass", env!("CARGO_PKG_VERSION"));
@@ -21,7 +24,8 @@ fn document() -> OpenApi {
     let bearer = SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build());
     let components = api.components.get_or_insert_default();
     components.add_security_scheme("ApiKey", key);
-    components.add_security_scheme("Bearer", bearer);
+    components.add_security_scheme("Bearer", bearer.clone());
+    components.add_security_scheme(VOLUME_TOKEN, bearer);
     for item in api.paths.paths.values_mut() {
         let operations = [&mut item.delete, &mut item.get, &mut item.patch, &mut item.post, &mut item.put];
         for response in operations.into_iter().flatten().flat_map(|one| one.responses.responses.values_mut())
@@ -57,7 +61,7 @@ pub fn openapi_json() -> String {
     document().to_pretty_json().unwrap_or_default() + "\n"
 }
 
-/// One line per endpoint, sorted: method, path, who may call it (`key` or `anyone`), and whether it works yet.
+/// One line per endpoint, sorted: method, path, who may call it (`key`, `token` of a volume, or `anyone`), and whether it works yet.
 #[must_use]
 pub fn endpoints() -> String {
     let mut lines = Vec::new();
@@ -71,7 +75,12 @@ pub fn endpoints() -> String {
         ];
         for (method, operation) in operations {
             if let Some(operation) = operation {
-                let who = if operation.security.is_some() { "anyone" } else { "key" };
+                let with_token = SecurityRequirement::new(VOLUME_TOKEN, Vec::<String>::new());
+                let who = match operation.security {
+                    None => "key",
+                    Some(security) if security.contains(&with_token) => "token",
+                    Some(_) => "anyone",
+                };
                 lines.push(format!("{path} {method} {who} built"));
             }
         }

@@ -3,6 +3,7 @@
 mod assignments;
 mod cold;
 mod config;
+mod content;
 mod create;
 mod logs;
 mod pools;
@@ -17,6 +18,8 @@ use self::create::random_token;
 
 pub use self::assignments::CameBy;
 pub use self::config::{Config, Patience};
+pub use self::content::Content;
+pub(crate) use self::content::Contents;
 pub use self::logs::{LogEntry, LogLevel};
 pub use self::pools::MAX_POOL;
 pub use self::snapshots::{ListSnapshots, MAX_CHILDREN};

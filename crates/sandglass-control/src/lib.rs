@@ -35,8 +35,8 @@ mod traffic;
 pub use admission::Budgets;
 pub use auto_resume::Sleeper;
 pub use control::{
-    CameBy, Config, Control, DiskUse, KnownTemplate, ListSnapshots, LogEntry, LogLevel, MAX_CHILDREN,
-    MAX_POOL, Patience, VolumesConfig,
+    CameBy, Config, Content, Control, DiskUse, KnownTemplate, ListSnapshots, LogEntry, LogLevel,
+    MAX_CHILDREN, MAX_POOL, Patience, VolumesConfig,
 };
 pub(crate) use control::{in_between, injected, not_found, stored};
 pub use definition::TemplateDefinition;

@@ -16,7 +16,7 @@ use tracing::Instrument as _;
 use crate::Config;
 use crate::ahead::Ahead;
 use crate::cold::Settled;
-use crate::control::{AtWork, Measured};
+use crate::control::{AtWork, Contents, Measured};
 use crate::images::Images;
 use crate::live::Live;
 use crate::metrics::Metrics;
@@ -58,6 +58,8 @@ pub(crate) struct Shared {
     pub(crate) live: LiveMap,
     /// Who uses an image that sandboxes are made from.
     pub(crate) images: Images,
+    /// Whose content is asked for.
+    pub(crate) contents: Contents,
     /// Which volumes are being made or removed.
     pub(crate) volumes: AtWork,
     /// Cold snapshots of which all is done.
@@ -110,6 +112,7 @@ impl Shared {
             node,
             live,
             images,
+            contents: Contents::default(),
             volumes: AtWork::default(),
             settled: Settled::default(),
             stale,

@@ -476,6 +476,13 @@ pub trait Engine: Send + Sync {
     /// The step that failed: somebody has it mounted.
     fn remove_volume(&self, id: &VolumeId) -> Result<(), EngineError>;
 
+    /// Starts a process that answers one question about the content of a volume (see [`crate::volume`]), and ends when it has,
+    /// or when nobody holds the socket any more. Returns that.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsupported`], [`EngineError::NoRoom`] where there are too many, or the step that failed.
+    fn open_volume(&self, id: &VolumeId) -> Result<OwnedFd, EngineError>;
+
     /// All volumes.
     ///
     /// # Errors

@@ -427,6 +427,10 @@ impl Engine for FakeEngine {
         remove_folder(&self.volume(id))
     }
 
+    fn open_volume(&self, _: &VolumeId) -> Result<OwnedFd, EngineError> {
+        Err(EngineError::Unsupported { engine: NAME, verb: "work on a volume" })
+    }
+
     fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {
         ids_in(&self.volumes).map_err(|error| step("list the volumes", error))
     }

@@ -30,6 +30,7 @@ mod airlocks;
 pub mod bare;
 pub mod cache;
 mod ceiling;
+mod content;
 mod control;
 mod disk;
 mod exit;
@@ -64,6 +65,7 @@ use sandglass_linux::process::{self, Cpus, PidFd, Watch, adopt_orphans};
 use sandglass_types::{Digest, InstanceId, SandboxId, VolumeId};
 
 use self::cache::Pins;
+use self::content::Workers;
 use self::control::Control;
 use self::exit::{Evidence, classify};
 use self::image::{CHECKPOINT_TIMEOUT, Image, Memory, Source};
@@ -125,6 +127,9 @@ pub struct GvisorConfig {
     pub driver: Driver,
     /// How long what no instance needs stays in the cache folder after it was last touched.
     pub keep_unneeded: Duration,
+    /// The program that works on the content of a volume: with the arguments `volume` and a folder, it answers one question on
+    /// its standard input (see [`crate::volume`]).
+    pub volume_program: PathBuf,
 }
 
 /// How a sandbox is driven once it was made.
@@ -163,6 +168,9 @@ pub struct GvisorEngine {
     users: Users,
     /// Held by who makes or removes a volume, or looks for its device.
     volumes: Mutex<()>,
+    /// Who works on the content of volumes, and the program that does.
+    workers: Workers,
+    volume_program: PathBuf,
     /// Whether what nobody waits for is to be given up.
     leaving: AtomicBool,
     /// Sandbox processes that this host became the parent of.
@@ -176,10 +184,21 @@ impl GvisorEngine {
     /// # Errors
     /// The step that failed: something is missing on this machine.
     pub fn open(config: GvisorConfig) -> Result<Self, EngineError> {
-        let GvisorConfig { paths, instance, runsc, guest, guest_args, airlocks, driver, keep_unneeded } =
-            config;
+        let GvisorConfig {
+            paths,
+            instance,
+            runsc,
+            guest,
+            guest_args,
+            airlocks,
+            driver,
+            keep_unneeded,
+            volume_program,
+        } = config;
         let failed = |error: io::Error| step("prepare the folders", error);
-        for folder in [&paths.data, &paths.sandboxes(), &paths.images(), &paths.volumes()] {
+        for folder in
+            [&paths.data, &paths.sandboxes(), &paths.images(), &paths.volumes(), &paths.content_mount()]
+        {
             private_folder(folder).map_err(failed)?;
         }
         fs_err::create_dir_all(&paths.cache).map_err(failed)?;
@@ -224,6 +243,8 @@ impl GvisorEngine {
             locks: Locks::default(),
             users: Users::default(),
             volumes: Mutex::default(),
+            workers: Workers::default(),
+            volume_program,
             leaving: AtomicBool::new(false),
             watches: Mutex::default(),
         };
@@ -509,6 +530,10 @@ impl Engine for GvisorEngine {
 
     fn remove_volume(&self, id: &VolumeId) -> Result<(), EngineError> {
         self.unmake_volume(id)
+    }
+
+    fn open_volume(&self, id: &VolumeId) -> Result<OwnedFd, EngineError> {
+        self.start_worker(&self.volume_program, id)
     }
 
     fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {

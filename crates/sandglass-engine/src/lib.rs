@@ -16,6 +16,7 @@ pub mod network;
 mod record;
 mod session;
 mod side_by_side;
+pub mod volume;
 
 pub use engine::{Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, SandboxSpec, Stats};
 pub use footprint::{Footprint, Footprints};

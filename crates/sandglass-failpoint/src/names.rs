@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 116] = [
+pub const NAMES: [&str; 117] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -112,6 +112,7 @@ pub const NAMES: [&str; 116] = [
     "engine.volume.rename",
     "engine.volume.remove",
     "engine.volume.attach",
+    "engine.volume.work",
     // The watchdog, once it has the lock of the data folder.
     "watchdog.end",
     // Network slots.

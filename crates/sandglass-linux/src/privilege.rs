@@ -108,12 +108,45 @@ pub fn enter_cell(
     Ok(enforcement)
 }
 
+/// The rights over files that [`enter_files`] keeps.
+const OVER_FILES: CapabilitySet =
+    CapabilitySet::CHOWN.union(CapabilitySet::DAC_OVERRIDE).union(CapabilitySet::FOWNER);
+
+/// Who works on files of others: an id that nobody has, so that there is no process that it could stop or trace.
+const NOBODY_ELSE: Identity = Identity { uid: u32::MAX - 2, gid: u32::MAX - 2 };
+
+/// Becomes one who may do all with the files below `root`, which becomes its whole file system, and nothing else: in new
+/// namespaces of network and System V IPC, with no other group, of root's capabilities only those that are needed to change
+/// files of others, and none to be had. What [`enter_cell`] takes away besides is taken away here too, as far as the kernel
+/// has it.
+///
+/// # Errors
+/// See [`PrivilegeError`]; end the process.
+pub fn enter_files(root: &Path) -> Result<Enforcement, PrivilegeError> {
+    let status = open_status()?;
+    require_one_thread()?;
+    let apart = rustix::thread::UnshareFlags::NEWNET | rustix::thread::UnshareFlags::NEWIPC;
+    // SAFETY: the flags leave the descriptor table shared, so no descriptor changes its meaning for another thread.
+    step("leaving the network", unsafe { rustix::thread::unshare_unsafe(apart) })?;
+    step("changing the root folder", rustix::process::chroot(root))?;
+    step("entering the new root folder", rustix::process::chdir("/"))?;
+    let own = Confinement { read_write: vec!["/".into()], read_only: Vec::new() };
+    let enforcement = confine(&own, WithoutLandlock::Allow)?;
+    become_with(NOBODY_ELSE, OVER_FILES, status)?;
+    Ok(enforcement)
+}
+
 /// Where the kernel says what this process is. Opened first, because it may be out of reach later.
 fn open_status() -> Result<fs_err::File, PrivilegeError> {
     step("opening the process status", fs_err::File::open("/proc/self/status"))
 }
 
 fn become_identity(identity: Identity, status: fs_err::File) -> Result<(), PrivilegeError> {
+    become_with(identity, CapabilitySet::empty(), status)
+}
+
+/// Becomes this identity, and keeps these capabilities.
+fn become_with(identity: Identity, kept: CapabilitySet, status: fs_err::File) -> Result<(), PrivilegeError> {
     let Identity { uid, gid } = identity;
     if [uid, gid].iter().any(|&id| id == 0 || id == u32::MAX) {
         return Err(PrivilegeError::Identity(identity));
@@ -122,11 +155,11 @@ fn become_identity(identity: Identity, status: fs_err::File) -> Result<(), Privi
 
     step("setting no_new_privs", rustix::thread::set_no_new_privs(true))?;
     // Needs CAP_SETPCAP, so it comes before the uid changes.
-    for capability in known_capabilities() {
+    for capability in known_capabilities().filter(|capability| !kept.contains(*capability)) {
         step("emptying the bounding set", rustix::thread::remove_capability_from_bounding_set(capability))?;
     }
     step("emptying the ambient set", rustix::thread::clear_ambient_capability_set())?;
-    step("clearing the keep-capabilities flag", rustix::thread::set_keep_capabilities(false))?;
+    step("setting the keep-capabilities flag", rustix::thread::set_keep_capabilities(!kept.is_empty()))?;
 
     // The C library's forms and not the bare calls: they also tell it about the change.
     // SAFETY: a length of zero lets the kernel read nothing through the pointer.
@@ -136,12 +169,12 @@ fn become_identity(identity: Identity, status: fs_err::File) -> Result<(), Privi
     // SAFETY: takes three integers.
     step("changing the user", check(unsafe { libc::setresuid(uid, uid, uid) }))?;
 
-    let none = CapabilitySet::empty();
-    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     step("emptying the capability sets", rustix::thread::set_capabilities(None, sets))?;
+    step("clearing the keep-capabilities flag", rustix::thread::set_keep_capabilities(false))?;
     // Last, because a change of uid resets it.
     step("becoming undumpable", set_dumpable_behavior(DumpableBehavior::NotDumpable))?;
-    verify(identity, status)
+    verify(identity, kept, status)
 }
 
 /// Every capability that this kernel knows: numbers are handed out without gaps, and the first unknown one is an
@@ -153,14 +186,14 @@ fn known_capabilities() -> impl Iterator<Item = CapabilitySet> {
 }
 
 /// Reads back what the kernel thinks of this process.
-fn verify(identity: Identity, mut file: fs_err::File) -> Result<(), PrivilegeError> {
+fn verify(identity: Identity, kept: CapabilitySet, mut file: fs_err::File) -> Result<(), PrivilegeError> {
     let mut status = String::new();
     step("reading the process status", file.read_to_string(&mut status))?;
-    remains(&status, identity).map_or(Ok(()), |what| Err(PrivilegeError::Remains(what)))
+    remains(&status, identity, kept).map_or(Ok(()), |what| Err(PrivilegeError::Remains(what)))
 }
 
-/// Says what of `/proc/self/status` is more than an unprivileged `identity` would have.
-fn remains(status: &str, identity: Identity) -> Option<&'static str> {
+/// Says what of `/proc/self/status` is more than an `identity` with these capabilities would have.
+fn remains(status: &str, identity: Identity, kept: CapabilitySet) -> Option<&'static str> {
     let field = |name: &str| {
         status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     };
@@ -169,8 +202,9 @@ fn remains(status: &str, identity: Identity) -> Option<&'static str> {
             ids.split_whitespace().count() == 4 && ids.split_whitespace().all(|text| text.parse() == Ok(id))
         })
     };
-    let zero =
-        |name| field(name).is_some_and(|bits| !bits.is_empty() && bits.bytes().all(|digit| digit == b'0'));
+    let holds = |name, kept: CapabilitySet| {
+        field(name).is_some_and(|bits| u64::from_str_radix(bits, 16).ok() == Some(kept.bits()))
+    };
     if !all_are("Uid", identity.uid) {
         return Some("a user id is another one");
     }
@@ -180,7 +214,10 @@ fn remains(status: &str, identity: Identity) -> Option<&'static str> {
     if field("Groups").is_none_or(|groups| !groups.is_empty()) {
         return Some("supplementary groups are left");
     }
-    if !["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"].into_iter().all(zero) {
+    let none = CapabilitySet::empty();
+    if !["CapInh", "CapAmb"].into_iter().all(|name| holds(name, none))
+        || !["CapPrm", "CapEff", "CapBnd"].into_iter().all(|name| holds(name, kept))
+    {
         return Some("capabilities are left");
     }
     if field("NoNewPrivs") != Some("1") {
@@ -291,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_process_without_privilege_has_no_remains() {
-        assert_eq!(remains(DROPPED, NOBODY), None);
+        assert_eq!(remains(DROPPED, NOBODY, CapabilitySet::empty()), None);
     }
 
     #[test]
@@ -311,9 +348,9 @@ mod tests {
         for (from, to) in changes {
             let status = DROPPED.replace(from, to);
             assert_ne!(status, DROPPED);
-            assert!(remains(&status, NOBODY).is_some(), "{to:?}");
+            assert!(remains(&status, NOBODY, CapabilitySet::empty()).is_some(), "{to:?}");
         }
-        assert!(remains("", NOBODY).is_some());
+        assert!(remains("", NOBODY, CapabilitySet::empty()).is_some());
     }
 
     #[test]

@@ -75,6 +75,9 @@ pub(crate) enum Command {
     /// Tell the ledger what the store says, without privilege
     #[command(hide = true)]
     Owners(Owners),
+    /// Work on the content of a volume, for one question; the host starts it
+    #[command(hide = true)]
+    Volume(Volume),
     /// Add, list and end teams
     #[command(subcommand)]
     Team(Team),
@@ -142,6 +145,12 @@ pub(crate) struct Serve {
     /// The guest binary to use instead of the one in this program
     #[arg(long, value_name = "FILE", hide = true)]
     pub(crate) guest: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Volume {
+    /// Where it is mounted.
+    pub(crate) root: PathBuf,
 }
 
 #[derive(Debug, Args)]

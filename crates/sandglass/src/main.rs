@@ -19,6 +19,7 @@ mod privileged;
 mod serve;
 mod startup;
 mod verify;
+mod volume;
 mod watchdog;
 
 use std::io::IsTerminal as _;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         }
         Command::KeepCertificate => certificate::keep().map(|()| ExitCode::SUCCESS),
         Command::Acme => certificate::acme().map(|()| ExitCode::SUCCESS),
+        Command::Volume(args) => volume::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Owners(args) => local::owners(&args),
         Command::Team(verb) => local::team(&verb),
         Command::Key(verb) => local::key(&verb),

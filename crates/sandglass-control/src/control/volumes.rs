@@ -168,10 +168,15 @@ impl Control {
     /// Deletes a volume and all that is on it.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::Conflict`] while a sandbox or a snapshot has it: then it is as it was.
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Conflict`] while a sandbox or a snapshot has it, or somebody works on its content:
+    /// then it is as it was.
     pub async fn delete_volume(&self, team: TeamId, id: &VolumeId) -> Result<(), Error> {
         let row = self.volume(team, id).await?;
         let claim = self.shared().volumes.claim(id).ok_or_else(taken)?;
+        if self.shared().contents.are_wanted(id) {
+            let message = format!("volume '{}' is in use: a request for its content is under way", row.name);
+            return Err(Error::new(ErrorKind::Conflict, message));
+        }
         sandglass_failpoint::hit_async("control.volume.delete").await.map_err(injected)?;
         match self.shared().store.begin_volume_deletion(id).await.map_err(stored)? {
             VolumeDeletion::Begun => {}

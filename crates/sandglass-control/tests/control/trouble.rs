@@ -158,6 +158,10 @@ impl Engine for Troubled {
         self.engine.remove_volume(id)
     }
 
+    fn open_volume(&self, id: &VolumeId) -> Result<OwnedFd, EngineError> {
+        self.engine.open_volume(id)
+    }
+
     fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {
         self.engine.volumes()
     }

@@ -50,6 +50,12 @@ impl HostPaths {
         self.volumes().join(format!("{id}.img"))
     }
 
+    /// Where a volume is mounted, in the mount namespace of who works on its content only.
+    #[must_use]
+    pub fn content_mount(&self) -> PathBuf {
+        self.data.join("content")
+    }
+
     /// Where `runsc` keeps one state file, one lock and one socket per sandbox.
     #[must_use]
     pub fn runsc_root(&self) -> PathBuf {

@@ -385,6 +385,16 @@ impl Host {
         self.do_it(Verb::RemoveVolume(id.clone())).await
     }
 
+    /// Has a process answer one question about the content of a volume (see [`crate::volume`]): on this socket.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn open_volume(&self, id: &VolumeId) -> Result<OwnedFd, HostError> {
+        let (_, descriptors) = self.ask(Verb::OpenVolume(id.clone())).await?;
+        let [socket] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| HostError::Confused)?;
+        Ok(socket)
+    }
+
     /// All volumes.
     ///
     /// # Errors

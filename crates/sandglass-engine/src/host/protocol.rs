@@ -91,6 +91,8 @@ pub enum Verb {
     },
     /// [`crate::Engine::remove_volume`].
     RemoveVolume(VolumeId),
+    /// [`crate::Engine::open_volume`]; a descriptor comes back.
+    OpenVolume(VolumeId),
     /// [`crate::Engine::volumes`].
     Volumes,
     /// [`crate::Engine::footprints`].
@@ -161,6 +163,7 @@ impl Verb {
             Self::RemoveImage(_) => "remove_image",
             Self::CreateVolume { .. } => "create_volume",
             Self::RemoveVolume(_) => "remove_volume",
+            Self::OpenVolume(_) => "open_volume",
             Self::Volumes => "volumes",
             Self::Footprints(_) => "footprints",
             Self::TidyCache(_) => "tidy_cache",

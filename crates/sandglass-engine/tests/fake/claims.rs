@@ -123,6 +123,10 @@ impl Engine for Liar {
         self.inner.remove_volume(id)
     }
 
+    fn open_volume(&self, id: &VolumeId) -> Result<OwnedFd, EngineError> {
+        self.inner.open_volume(id)
+    }
+
     fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {
         self.inner.volumes()
     }

@@ -269,6 +269,7 @@ pub(crate) fn open(dir: &Path, instance: &InstanceId, subject: Gvisor) -> Gvisor
         airlocks: subject.network.then(airlocks),
         driver: subject.driver,
         keep_unneeded: Duration::ZERO,
+        volume_program: "/bin/false".into(),
     };
     GvisorEngine::open(config).unwrap()
 }

@@ -88,6 +88,10 @@ impl Engine for ListEngine {
         Err(EngineError::Unsupported { engine: "list", verb: "remove a volume" })
     }
 
+    fn open_volume(&self, _: &VolumeId) -> Result<OwnedFd, EngineError> {
+        Err(EngineError::Unsupported { engine: "list", verb: "work on a volume" })
+    }
+
     fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {
         Ok(vec!["volume7890123456789x".parse().unwrap()])
     }
