@@ -1,6 +1,6 @@
 # Everything a person or CI does with this repository. As root, because sandboxes need it.
 .DEFAULT_GOAL := help
-.PHONY: help setup guest build demo serve bench soak libraries test faults races fuzz format-check lint fmt clean
+.PHONY: help setup guest build demo serve bench soak libraries test faults tries fuzz format-check lint fmt clean
 
 # The static binary that becomes the first process of every sandbox. The server carries it inside.
 GUEST := $(CURDIR)/target/guest/sandglass-guest
@@ -60,8 +60,9 @@ test: setup format-check ## Run every test: unit, engine, and end to end with th
 faults: setup build ## Kill the server at every step, each on its own (an hour; `make test` has them together)
 	SANDGLASS_FAULTS=each .venv/bin/python -m pytest tests/e2e/test_faults.py
 
-races: setup ## Race the agent for what a path names, 100,000 times for each verb (ten minutes; `make test` has fewer)
+tries: setup ## Try the agent a hundred thousand times with each race, and with a million files (`make test` has fewer)
 	SANDGLASS_RACES=100000 cargo test --locked -p sandglass-guest --bin sandglass-guest race
+	SANDGLASS_FILES=1000000 cargo test --locked -p sandglass-guest --test guest many::
 
 fuzz: ## Let fuzzers look for bytes that break a parser, ten minutes each (needs a nightly Rust)
 	@scripts/fuzz.sh

@@ -69,6 +69,12 @@ def test_names_that_are_no_text_do_not_harm_a_listing(sandbox, guest):
     sandbox.commands.run("test ! -e odd")
 
 
+def test_more_folders_than_wait_for_their_removal(sandbox, guest):
+    sandbox.commands.run("mkdir -p many/{1..3000}/x && touch many/{1..3000}/f")
+    assert guest.files("Remove", path="many").status_code == 200
+    sandbox.commands.run("test ! -e many")
+
+
 def test_malformed_queries(guest):
     for query in ["path=/etc/hostname&path=/etc/passwd", "path=/x&signature_expiration=soon", "path=%ff"]:
         refused(guest.http.get(f"/files?{query}"), 400)

@@ -9,6 +9,10 @@ mod api;
 mod files;
 #[path = "guest/inside.rs"]
 mod inside;
+#[path = "guest/many.rs"]
+mod many;
+#[path = "guest/names.rs"]
+mod names;
 #[path = "guest/native.rs"]
 mod native;
 #[path = "guest/process.rs"]

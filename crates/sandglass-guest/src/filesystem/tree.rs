@@ -14,7 +14,7 @@ use super::failed;
 use crate::exec::Identity;
 use crate::path::{PathError, Place, file_type, is_kept, may_empty};
 
-/// Upper bound for one listing.
+/// Upper bound for one listing, what still waits to be looked at included.
 const MAX_ENTRIES: usize = 50_000;
 
 /// Directories below one another that are walked: each holds a descriptor meanwhile.
@@ -97,6 +97,7 @@ pub(super) fn list(
     let top = open(&place.dir, place.name()).map_err(|errno| failed("listing", path, errno))?;
     let mut found = Vec::new();
     let mut levels = vec![Level::new(top, path.to_owned(), MAX_ENTRIES)?];
+    let mut room = MAX_ENTRIES.saturating_sub(levels.iter().map(|level| level.names.len()).sum());
     while let Some(level) = levels.last_mut() {
         let Some(name) = level.names.pop() else {
             levels.pop();
@@ -104,9 +105,6 @@ pub(super) fn list(
         };
         let Ok(stat) = rustix::fs::statat(&level.dir, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
         let path = level.join(&name);
-        if found.len() >= MAX_ENTRIES {
-            return Err(too_many(&path));
-        }
         found.push(describe(Found { path: &path, dir: &level.dir, name: &name, stat: &stat }));
         if file_type(&stat) == Kind::Directory && levels.len() < depth {
             if levels.len() >= MAX_DEPTH {
@@ -114,7 +112,9 @@ pub(super) fn list(
             }
             let level = levels.last().map(|level| open(&level.dir, &name));
             if let Some(Ok(dir)) = level {
-                levels.push(Level::new(dir, path, MAX_ENTRIES)?);
+                let level = Level::new(dir, path, room)?;
+                room -= level.names.len();
+                levels.push(level);
             }
         }
     }
@@ -189,11 +189,12 @@ pub(super) fn remove(place: &Place, path: &str, user: Option<&Identity>) -> Resu
             }
             match rustix::fs::unlinkat(&here, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                // A directory: Linux says EISDIR, others EPERM. Those beyond the bound are found again when this
-                // one is read again.
+                // A directory: Linux says EISDIR, others EPERM. Those beyond the bound, and what is behind them, are found
+                // when this one is read again.
                 Err(Errno::ISDIR | Errno::PERM) => {
-                    if doomed.len() - before < MAX_PENDING {
-                        doomed.push(Doomed { parent: Rc::clone(&here), name: name.to_owned(), depth });
+                    doomed.push(Doomed { parent: Rc::clone(&here), name: name.to_owned(), depth });
+                    if doomed.len() - before >= MAX_PENDING {
+                        break;
                     }
                 }
                 Err(errno) => return Err(refused(errno)),

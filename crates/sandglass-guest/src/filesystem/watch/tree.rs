@@ -21,6 +21,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use sandglass_proto::services::filesystem::EventType;
 
+use super::MAX_FOLDERS;
 use super::names::{Names, Placed, Wd};
 use super::queue::{End, Quota};
 use crate::path::{self, PathError, Walk, borrow, file_type, resolve};
@@ -539,6 +540,10 @@ impl Tree {
                 kind => kind,
             };
             if kind == FileType::Directory {
+                // Each of them would be watched.
+                if pending.len() >= MAX_FOLDERS {
+                    return Err(Trouble::Blind);
+                }
                 pending.push((Rc::clone(folder), spot));
             }
         }
