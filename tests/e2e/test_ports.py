@@ -6,6 +6,7 @@ import socket
 
 import httpx
 import pytest
+from programs import EVENTS, WEB_SOCKET
 from support import until
 
 MISSING = "0" * 20
@@ -86,23 +87,7 @@ def test_the_guest_cannot_be_used_to_reach_others(server, web):
 
 def test_web_socket_upgrade(web):
     """A hand-made web socket server inside, and raw bytes both ways after the upgrade."""
-    script = r"""
-import base64, hashlib, socket
-l = socket.create_server(("0.0.0.0", 8010))
-while True:
-    c, _ = l.accept()
-    head = b""
-    while b"\r\n\r\n" not in head:
-        head += c.recv(4096)
-    key = [x.split(b":", 1)[1].strip() for x in head.split(b"\r\n") if x.lower().startswith(b"sec-websocket-key")][0]
-    accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
-    c.sendall(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-              b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n")
-    while data := c.recv(4096):
-        c.sendall(data[::-1])
-    c.close()
-"""
-    web.files.write("/tmp/ws.py", script)
+    web.files.write("/tmp/ws.py", WEB_SOCKET)
     web.commands.run("python3 /tmp/ws.py", background=True, timeout=0).disconnect()
     until(
         lambda: web.commands.run("ss -ltn 'sport = :8010' | grep -c LISTEN || true").stdout.strip() == "1",
@@ -136,21 +121,7 @@ while True:
 
 def test_streaming_is_not_buffered(web):
     """The first event arrives while the answer is still being made."""
-    script = r"""
-import http.server, threading
-gate = threading.Event()
-class H(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        if self.path == "/open":
-            gate.set(); self.send_response(204); self.end_headers(); return
-        self.send_response(200); self.send_header("Content-Type", "text/event-stream"); self.end_headers()
-        self.wfile.write(b"data: 1\n\n"); self.wfile.flush()
-        gate.wait(20)
-        self.wfile.write(b"data: 2\n\n")
-    def log_message(self, *a): pass
-http.server.ThreadingHTTPServer(("0.0.0.0", 8020), H).serve_forever()
-"""
-    web.files.write("/tmp/sse.py", script)
+    web.files.write("/tmp/sse.py", EVENTS)
     web.commands.run("python3 /tmp/sse.py", background=True, timeout=0).disconnect()
     until(
         lambda: web.commands.run("ss -ltn 'sport = :8020' | grep -c LISTEN || true").stdout.strip() == "1",
