@@ -223,6 +223,48 @@ def test_a_stalled_stream_does_not_keep_a_sandbox_alive(server, producer):
     assert memory.rise() < BOUND_MIB
 
 
+def test_every_kind_of_stream_breaks_off_with_its_sandbox(server):
+    """None of them ends as if all had gone well: a client would take what it has for the whole."""
+    sandbox = Sandbox.create(timeout=120)
+    sandbox.commands.run("truncate -s 10G large")
+    terminal = {"process": {"cmd": "/bin/bash"}, "pty": {"size": {"cols": 80, "rows": 24}}}
+    running = sandbox.commands.run("sleep 1000", background=True, timeout=0)
+    selected = {"process": {"pid": running.pid}}
+    calls = {
+        "process.Process/Start": terminal,
+        "process.Process/Connect": selected,
+        "process.Process/StreamInput": {"start": selected},
+        "filesystem.Filesystem/WatchDir": {"path": "/home/user", "recursive": True},
+    }
+    wires = {}
+    try:
+        for method, message in calls.items():
+            wires[method] = wire = Wire(server)
+            headers = routing(sandbox) | {"X-Access-Token": sandbox._envd_access_token}
+            headers |= {"Content-Type": "application/connect+json", "Transfer-Encoding": "chunked"}
+            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            body = json.dumps(message).encode()
+            body = struct.pack(">BI", 0, len(body)) + body
+            wire.sendall(f"POST /{method} HTTP/1.1\r\nHost: x\r\n{lines}\r\n{len(body):x}\r\n".encode() + body + b"\r\n")
+            # What a client streams goes on, and the others have said all.
+            if method != "process.Process/StreamInput":
+                wire.sendall(b"0\r\n\r\n")
+                assert wire.until(b"\r\n\r\n").startswith(b"HTTP/1.1 200 "), method
+                assert b'"start"' in wire.until(b"}")
+        wires["download"] = wire = Wire(server, 64 << 10)
+        headers = routing(sandbox) | {"X-Access-Token": sandbox._envd_access_token}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        wire.sendall(f"GET /files?path=large HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
+        length = int(wire.until(b"\r\n\r\n").lower().split(b"content-length: ")[1].split()[0])
+    finally:
+        assert sandbox.kill()
+    for method, wire in wires.items():
+        rest = wire.rest()
+        assert not rest.endswith(b"0\r\n\r\n") and b"\x02\0\0" not in rest, (method, rest[-200:])
+        assert not rest.startswith(b"HTTP/1.1 2") and len(rest) < length, method
+        wire.close()
+
+
 def test_a_download_that_stops_holds_nobody_up(server, sandbox):
     sandbox.commands.run("truncate -s 10G /tmp/large")
     memory = PeakMemory(*server.halves)

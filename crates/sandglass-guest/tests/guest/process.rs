@@ -3,11 +3,14 @@
 use std::time::{Duration, Instant};
 
 use connectrpc::ErrorCode;
+use connectrpc::client::CallOptions;
 use rustix::process::Pid;
+use sandglass_proto::services::process::process_event::Event;
 use sandglass_proto::services::process::process_input::Input;
 use sandglass_proto::services::process::pty::Size;
 use sandglass_proto::services::process::{
-    CloseStdinRequest, ListRequest, PTY, ProcessInput, SendInputRequest, Signal, UpdateRequest,
+    CloseStdinRequest, ConnectRequest, ListRequest, PTY, ProcessInput, SendInputRequest, Signal,
+    UpdateRequest,
 };
 
 use crate::api::{
@@ -249,6 +252,39 @@ async fn a_reader_that_stops_holds_the_process_up_and_kill_still_works() {
     let pid = i32::try_from(outcome.pid).unwrap();
     eventually("it has ended", || (!is_alive(pid)).then_some(()));
     drop(stream);
+}
+
+#[tokio::test]
+async fn a_silent_process_says_that_it_lives_to_all_who_listen() {
+    let agent = Native::start(&[]);
+    let options = || CallOptions::default().with_header("keepalive-ping-interval", "1");
+    // Each word comes before a second of silence is over, and then there is one.
+    let line = "for n in 1 2 3; do sleep 0.6; echo $n; done; sleep 1.5; echo end";
+    let mut stream = client(agent.api).start_with_options(bash(line), options()).await.unwrap();
+    let mut kinds = Vec::new();
+    let mut connected = None;
+    let kind = |event: Option<Event>| match event {
+        Some(Event::Start(_)) => 's',
+        Some(Event::Data(_)) => 'd',
+        Some(Event::Keepalive(_)) => 'k',
+        Some(Event::End(_)) => 'e',
+        None => '?',
+    };
+    while let Some(message) = stream.message().await.unwrap() {
+        let event = message.to_owned_message().event.into_option().unwrap().event;
+        if let Some(Event::Start(start)) = &event {
+            let request = ConnectRequest { process: by_pid(start.pid).into(), ..Default::default() };
+            connected = Some(client(agent.api).connect_with_options(request, options()).await.unwrap());
+        }
+        kinds.push(kind(event));
+    }
+    assert_eq!(kinds, ['s', 'd', 'd', 'd', 'k', 'd', 'e']);
+    let mut stream = connected.unwrap();
+    let mut kinds = Vec::new();
+    while let Some(message) = stream.message().await.unwrap() {
+        kinds.push(kind(message.to_owned_message().event.into_option().unwrap().event));
+    }
+    assert_eq!(kinds, ['s', 'd', 'd', 'd', 'k', 'd', 'e']);
 }
 
 #[tokio::test]

@@ -9,6 +9,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::path::races::{Arena, Trap};
 
+mod fuse;
+
 const CREATE: EventType = EventType::EVENT_TYPE_CREATE;
 const WRITE: EventType = EventType::EVENT_TYPE_WRITE;
 const REMOVE: EventType = EventType::EVENT_TYPE_REMOVE;
