@@ -110,7 +110,11 @@ async fn every_route_wants_a_key_except_those_that_say_so() {
             let path = format!("{path}?path=/");
             let with_key = face.ask(method, &path, "{}").await;
             for answer in [anonymous, wrong, with_key] {
-                assert_eq!((answer.status, answer.json()["code"].as_str()), (401, Some("Unauthorized")), "{line}");
+                assert_eq!(
+                    (answer.status, answer.json()["code"].as_str()),
+                    (401, Some("Unauthorized")),
+                    "{line}"
+                );
             }
         } else {
             anonymous.error(401);

@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tempfile::TempDir;
@@ -21,6 +22,9 @@ const ATTEMPTS: u32 = 2_000;
 
 /// Turns of a loop between two swaps: some microseconds, in which a verb takes a step or two.
 const PAUSE: u32 = 100;
+
+/// How long a race goes on in which one side was not seen.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Who races, and for whom the agent works.
 const RACER: u32 = 1000;
@@ -156,11 +160,14 @@ impl Arena {
         std::thread::scope(|threads| {
             let _over = Over(&is_over);
             threads.spawn(|| {
+                // An even number of times: then all is as before.
                 while !is_over.load(Ordering::Relaxed) {
-                    renameat_with(CWD, &door, CWD, &trap, RenameFlags::EXCHANGE).unwrap();
-                    // Else the agent would wait for the kernel's lock most of the time, and not be interrupted.
-                    for _ in 0..self.pause {
-                        std::hint::spin_loop();
+                    for _ in 0..2 {
+                        renameat_with(CWD, &door, CWD, &trap, RenameFlags::EXCHANGE).unwrap();
+                        // Else the agent would wait for the kernel's lock most of the time, and not be interrupted.
+                        for _ in 0..self.pause {
+                            std::hint::spin_loop();
+                        }
                     }
                 }
             });
@@ -185,7 +192,14 @@ impl Arena {
     /// The race of one verb. Nothing was touched, and both sides of the race were seen.
     pub(crate) fn is_lost(trap: Trap, attempt: impl Fn(&Self, &Path) -> bool) {
         let arena = Self::new(trap);
-        let outcomes = arena.race(|inside| attempt(&arena, inside));
+        let mut outcomes = arena.race(|inside| attempt(&arena, inside));
+        // Where the machine is busy, one of the two may get no turn for a while.
+        let patience = Instant::now() + PATIENCE;
+        while (outcomes.done == 0 || outcomes.refused == 0) && Instant::now() < patience {
+            let more = arena.race(|inside| attempt(&arena, inside));
+            outcomes.done += more.done;
+            outcomes.refused += more.refused;
+        }
         assert_eq!(arena.treasure(), arena.before, "{trap:?}");
         assert!(outcomes.done > 0 && outcomes.refused > 0, "there was no race: {trap:?} {outcomes:?}");
     }
@@ -201,12 +215,15 @@ fn who_looks_first_and_then_leaps_loses() {
     for trap in [Trap::Link, Trap::Magic, Trap::Relinked] {
         let arena = Arena::new(trap);
         let mut lost = 0;
-        arena.race(|inside| {
-            fs::write(inside.join("file"), PLAIN).unwrap();
-            // More often than the verbs, which take longer.
-            lost += (0..10).filter(|_| arena.leap()).count();
-            lost > 0
-        });
+        let patience = Instant::now() + PATIENCE;
+        while lost == 0 && Instant::now() < patience {
+            arena.race(|inside| {
+                fs::write(inside.join("file"), PLAIN).unwrap();
+                // More often than the verbs, which take longer.
+                lost += (0..10).filter(|_| arena.leap()).count();
+                lost > 0
+            });
+        }
         assert!(lost > 0, "{trap:?}");
     }
 }
