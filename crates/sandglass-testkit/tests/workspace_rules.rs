@@ -16,6 +16,7 @@ const LAYERS: [(&str, u32); 12] = [
     ("sandglass-proto", 0),
     ("sandglass-linux", 1),
     ("sandglass-egress", 1),
+    ("sandglass-models", 1),
     ("sandglass-store", 2),
     ("sandglass-engine", 2),
     ("sandglass-control", 3),

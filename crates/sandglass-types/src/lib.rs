@@ -12,6 +12,7 @@ pub mod error;
 pub mod id;
 pub mod lifetime;
 pub mod limits;
+pub mod money;
 pub mod name;
 pub mod net;
 pub mod reference;
