@@ -5,7 +5,7 @@
 
 mod events;
 
-use sandglass_types::money::Micros;
+use sandglass_types::Micros;
 use serde_json::{Map, Value};
 
 use self::events::Events;

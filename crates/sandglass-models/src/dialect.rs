@@ -1,7 +1,10 @@
 //! The protocols in which models are called.
 
+use serde::{Deserialize, Serialize};
+
 /// A protocol. Each has a route, and answers what the others answer in its own words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Dialect {
     /// Anthropic's Messages, `POST /v1/messages`.
     Messages,

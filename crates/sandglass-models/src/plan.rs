@@ -1,6 +1,6 @@
 //! What a call may write, and what is set aside for it: decided before it is sent, from what is left of its budget.
 
-use sandglass_types::money::Micros;
+use sandglass_types::Micros;
 
 use crate::price::Price;
 

@@ -4,8 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use sandglass_types::Digest;
-use sandglass_types::money::Micros;
+use sandglass_types::{Digest, Micros};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 

@@ -126,6 +126,14 @@ base36_id!(
 );
 
 base36_id!(
+    /// Names one budget of money for ever.
+    BudgetId,
+    SANDBOX_ID_LEN,
+    "budget",
+    "20 characters of a-z and 0-9"
+);
+
+base36_id!(
     /// Names one data folder, made once with it. Every kernel object that a server makes carries it, and a
     /// server lists and destroys only what carries its own.
     InstanceId,
