@@ -13,6 +13,7 @@ pub mod listing;
 pub mod samples;
 pub mod sandboxes;
 pub mod snapshots;
+pub mod spending;
 pub mod team_samples;
 pub mod teams;
 pub mod volumes;
@@ -54,6 +55,9 @@ macro_rules! store_conformance {
                 a_name_is_a_template_s_or_a_snapshot_s;
             volumes: a_volume_comes_back_as_it_was_stored, a_name_is_that_of_one_volume_of_a_team,
                 what_a_team_and_a_machine_may_have, a_volume_stays_while_somebody_needs_it;
+            spending: what_is_set_aside_is_charged_once, an_overrun_is_not_the_budget_s, a_closed_budget_pays_for_nothing,
+                what_nobody_answers_for_is_charged, a_team_spends_so_much_in_a_day_and_a_month,
+                of_many_at_once_no_cent_is_spent_twice;
             assignments: a_user_has_one_at_a_time, of_many_at_once_one_is_assigned,
                 a_release_ends_it_and_history_is_bounded;
             audit: rows_are_kept_in_their_order_until_they_are_old, long_reasons_are_cut;

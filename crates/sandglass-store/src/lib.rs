@@ -11,11 +11,12 @@ pub mod model;
 pub mod sqlite;
 
 pub use model::{
-    Admitted, ApiKey, Assignment, AuditEntry, CommandDefaults, Created, Event, Finished, IdempotencyKey,
-    Identity, ImageState, KeyDigest, ListFilter, ListPage, MAX_DETAIL, MAX_KEYS, MadeFrom, NewSandbox,
-    NewSnapshot, NewVolume, Order, PageCursor, Purpose, Resume, Resumed, Sample, SandboxRow, SnapshotFilter,
-    SnapshotKey, SnapshotName, SnapshotPage, SnapshotRow, StartPath, Started, Team, TeamSample, TemplateSpec,
-    Transition, VolumeAdmitted, VolumeDeletion, VolumeQuota, VolumeRow, VolumeState, VolumeUses,
+    Admitted, ApiKey, Assignment, AuditEntry, BudgetRow, CallRow, Charge, CommandDefaults, Created, Event,
+    Finished, IdempotencyKey, Identity, ImageState, KeyDigest, ListFilter, ListPage, MAX_DETAIL, MAX_KEYS,
+    MadeFrom, NewBudget, NewSandbox, NewSnapshot, NewVolume, Order, PageCursor, Purpose, Reservation,
+    Reserved, Resume, Resumed, Sample, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotName, SnapshotPage,
+    SnapshotRow, SpendCaps, StartPath, Started, Team, TeamSample, TemplateSpec, Transition, VolumeAdmitted,
+    VolumeDeletion, VolumeQuota, VolumeRow, VolumeState, VolumeUses,
 };
 pub use sqlite::SqliteStore;
 
@@ -23,8 +24,8 @@ use async_trait::async_trait;
 use sandglass_egress::policy::Policy;
 use sandglass_types::budget::Amount;
 use sandglass_types::{
-    Digest, KeyId, Limits, Name, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName,
-    VolumeId,
+    BudgetId, Digest, KeyId, Limits, Name, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp,
+    UserName, VolumeId,
 };
 
 /// A verb that could not be carried out.
@@ -227,6 +228,29 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// The *ready* snapshots of a node that were made before `before`, and that no sandbox was made from since then, oldest
     /// first.
     async fn cold_snapshots(&self, node: NodeId, before: Timestamp) -> Result<Vec<SnapshotRow>, StoreError>;
+
+    /// Opens a budget.
+    async fn open_budget(&self, new: &NewBudget) -> Result<(), StoreError>;
+
+    /// A budget.
+    async fn budget(&self, id: &BudgetId) -> Result<Option<BudgetRow>, StoreError>;
+
+    /// Sets money aside for a call, in one conditional step that is the only check there is: of what is left of the budget, and of
+    /// what its team may spend on that day and in that month.
+    async fn reserve(&self, wanted: &Reservation) -> Result<Reserved, StoreError>;
+
+    /// Charges a call, and gives back the rest of what was set aside for it. `false` if it is settled already, or there is none.
+    async fn charge(&self, charge: &Charge) -> Result<bool, StoreError>;
+
+    /// Closes a budget: calls that are under way are charged all that was set aside. Returns what it came to; `None` if there is
+    /// none. It may be called again.
+    async fn close_budget(&self, id: &BudgetId, now: Timestamp) -> Result<Option<BudgetRow>, StoreError>;
+
+    /// Charges all calls that are under way as a whole: those of a server that has died. Returns how many.
+    async fn forfeit_calls(&self, now: Timestamp) -> Result<u64, StoreError>;
+
+    /// The calls of a budget, oldest first.
+    async fn calls(&self, id: &BudgetId) -> Result<Vec<CallRow>, StoreError>;
 
     /// Inserts a volume in state `Making`: in one transaction with the check of its name, of the quota and of the capacity.
     async fn insert_volume(&self, new: &NewVolume) -> Result<VolumeAdmitted, StoreError>;

@@ -2,6 +2,7 @@
 
 mod sample;
 mod snapshot;
+mod spending;
 mod template;
 mod volume;
 
@@ -23,6 +24,7 @@ pub use snapshot::{
     Admitted, Finished, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotFilter, SnapshotKey,
     SnapshotName, SnapshotPage, SnapshotRow,
 };
+pub use spending::{BudgetRow, CallRow, Charge, NewBudget, Reservation, Reserved, SpendCaps};
 pub use template::{CommandDefaults, StartPath, Started, TemplateSpec};
 pub use volume::{
     MAX_NAMED_USES, NewVolume, VolumeAdmitted, VolumeDeletion, VolumeQuota, VolumeRow, VolumeState,

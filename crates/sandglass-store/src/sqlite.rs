@@ -18,6 +18,7 @@ mod rows;
 mod samples;
 mod sandboxes;
 mod snapshots;
+mod spending;
 mod team_samples;
 mod teams;
 mod volumes;
@@ -30,17 +31,18 @@ use async_trait::async_trait;
 use sandglass_egress::policy::Policy;
 use sandglass_types::budget::Amount;
 use sandglass_types::{
-    Digest, KeyId, Limits, Name, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName,
-    VolumeId,
+    BudgetId, Digest, KeyId, Limits, Name, NodeId, SandboxId, SandboxState, SnapshotId, TeamId, Timestamp,
+    UserName, VolumeId,
 };
 use sqlx::sqlite::{SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{Connection as _, Sqlite, Transaction};
 
 use crate::{
-    Admitted, ApiKey, Assignment, AuditEntry, Created, Event, Finished, IdempotencyKey, Identity, KeyDigest,
-    ListFilter, ListPage, NewSandbox, NewSnapshot, NewVolume, Resume, Resumed, Sample, SandboxRow,
-    SnapshotFilter, SnapshotKey, SnapshotPage, SnapshotRow, StartPath, Store, StoreError, Team, TeamSample,
-    Transition, VolumeAdmitted, VolumeDeletion, VolumeRow,
+    Admitted, ApiKey, Assignment, AuditEntry, BudgetRow, CallRow, Charge, Created, Event, Finished,
+    IdempotencyKey, Identity, KeyDigest, ListFilter, ListPage, NewBudget, NewSandbox, NewSnapshot, NewVolume,
+    Reservation, Reserved, Resume, Resumed, Sample, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotPage,
+    SnapshotRow, StartPath, Store, StoreError, Team, TeamSample, Transition, VolumeAdmitted, VolumeDeletion,
+    VolumeRow,
 };
 
 /// How long one verb waits for another process' write before it fails.
@@ -331,6 +333,34 @@ impl Store for SqliteStore {
 
     async fn set_start_path(&self, id: &SandboxId, path: StartPath) -> Result<bool, StoreError> {
         self.replace_start_path(id, path).await
+    }
+
+    async fn open_budget(&self, new: &NewBudget) -> Result<(), StoreError> {
+        self.insert_budget(new).await
+    }
+
+    async fn budget(&self, id: &BudgetId) -> Result<Option<BudgetRow>, StoreError> {
+        self.budget_of(id).await
+    }
+
+    async fn reserve(&self, wanted: &Reservation) -> Result<Reserved, StoreError> {
+        self.set_aside(wanted).await
+    }
+
+    async fn charge(&self, charge: &Charge) -> Result<bool, StoreError> {
+        self.charge_call(charge).await
+    }
+
+    async fn close_budget(&self, id: &BudgetId, now: Timestamp) -> Result<Option<BudgetRow>, StoreError> {
+        self.end_budget(id, now).await
+    }
+
+    async fn forfeit_calls(&self, now: Timestamp) -> Result<u64, StoreError> {
+        self.forfeit_all(now).await
+    }
+
+    async fn calls(&self, id: &BudgetId) -> Result<Vec<CallRow>, StoreError> {
+        self.calls_of(id).await
     }
 
     async fn insert_volume(&self, new: &NewVolume) -> Result<VolumeAdmitted, StoreError> {

@@ -184,6 +184,11 @@ uuid_id!(
     "key"
 );
 uuid_id!(
+    /// A call of a model.
+    CallId,
+    "call"
+);
+uuid_id!(
     /// A machine that runs sandboxes.
     NodeId,
     "node"

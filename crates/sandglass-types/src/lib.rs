@@ -23,7 +23,9 @@ pub mod volume;
 pub use clock::{Clock, SystemClock, Timestamp};
 pub use digest::Digest;
 pub use error::{Error, ErrorKind};
-pub use id::{BudgetId, Generation, InstanceId, KeyId, NodeId, SandboxId, SnapshotId, TeamId, VolumeId};
+pub use id::{
+    BudgetId, CallId, Generation, InstanceId, KeyId, NodeId, SandboxId, SnapshotId, TeamId, VolumeId,
+};
 pub use lifetime::{Lifetime, OnTimeout, PauseMode, ResumeMode};
 pub use limits::Limits;
 pub use money::Micros;
