@@ -198,3 +198,51 @@ def test_one_device_for_each_volume_whatever_is_killed(lone_server):
     until(lambda: not devices(), what="nothing is attached")
     assert make(None).files.read("/mnt/v/a") == "both"
     assert Path(image).stat().st_size == 1024 << 20
+
+
+# What is done to a file while the sandbox is away that has it open, and whether it may come back then.
+MEANWHILE = {
+    "nothing": (":", True),
+    "another file": ("echo x > other", True),
+    "read": ("cat f", True),
+    "appended": ("echo more >> f", False),
+    "written with the same size and time": ("touch -r f ref; echo CHANGED > f; touch -r ref f", False),
+    "replaced with the same size and time": ("cp -p f g; mv g f", False),
+    "deleted": ("rm f", False),
+    "renamed": ("mv f g", False),
+    "a folder in use replaced": ("mv d e; mkdir d", False),
+    "a folder in use written to": ("touch d/new", True),
+    "a mapped file changed": ("echo more >> mapped", False),
+}
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("what", MEANWHILE)
+def test_who_comes_back_finds_open_files_as_they_were_or_is_refused(api, volume, what):
+    command, allowed = MEANWHILE[what]
+    with (
+        Sandbox.create(timeout=300, volume_mounts={"/mnt/v": volume}) as sandbox,
+        Sandbox.create(timeout=300, volume_mounts={"/mnt/v": volume}) as other,
+    ):
+        other.commands.run("cd /mnt/v && mkdir d && echo changed > f && echo content > mapped && sync")
+        program = (
+            "import mmap, os, time\n"
+            "os.chdir('/mnt/v/d'); f = open('/mnt/v/f', 'a')\n"
+            "with open('/mnt/v/mapped', 'r+') as file: m = mmap.mmap(file.fileno(), 0)\n"
+            "open('/tmp/ready', 'w')\ntime.sleep(1000)\n"
+        )
+        sandbox.commands.run(f"python3 -c \"{program}\"", background=True)
+        until(lambda: sandbox.files.exists("/tmp/ready"), what="the program has its files")
+        sandbox.beta_pause()
+        other.commands.run(f"cd /mnt/v && {command}")
+        resume = lambda **more: api.post(f"/v2/sandboxes/{sandbox.sandbox_id}/connect", json={"timeout": 300, **more})  # noqa: E731
+        answer = resume()
+        if allowed:
+            assert answer.status_code == 201, answer.text
+        else:
+            assert answer.status_code == 409 and "/mnt/v/" in answer.text and volume.name in answer.text, answer.text
+            # It is as it was, and comes back from its files.
+            assert resume().status_code == 409
+            assert resume(memory=False).status_code == 201
+        assert sandbox.commands.run("ls /mnt/v").stdout
+

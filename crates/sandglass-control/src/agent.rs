@@ -198,11 +198,11 @@ pub(crate) async fn configured(session: &Session, row: &SandboxRow) -> Result<()
 const UNHEARD: &str = "the sandbox's agent did not answer, and it runs on";
 
 /// Makes an agent say no more until [`thaw`]: what it has said is in the stream, and nothing is half said. Flows wait. Where
-/// its files alone are kept, all that programs wrote is on its disk.
+/// its files alone are kept, all that programs wrote is on its disk. Says what its programs have of volumes: it is the agent's word.
 ///
 /// # Errors
 /// It took too long, or the session ended.
-pub(crate) async fn freeze(line: &Line, mode: PauseMode) -> Result<(), Error> {
+pub(crate) async fn freeze(line: &Line, mode: PauseMode) -> Result<Vec<String>, Error> {
     let (message, patience) = match mode {
         PauseMode::Full => (ToAgent::Freeze, FREEZE_PATIENCE),
         PauseMode::Filesystem => (ToAgent::FreezeDisk, SYNC_PATIENCE),
@@ -211,7 +211,8 @@ pub(crate) async fn freeze(line: &Line, mode: PauseMode) -> Result<(), Error> {
         line.session.hold().await.map_err(|closed| Error::internal(UNHEARD, closed))?;
         let answer = line.ask(&message).await?;
         match answer {
-            FromAgent::Frozen => Ok(()),
+            FromAgent::Frozen => Ok(Vec::new()),
+            FromAgent::FrozenWith { in_use } => Ok(in_use),
             FromAgent::Unsavable { holders } => Err(unsavable(&holders)),
             other => Err(Error::internal(UNHEARD, format!("it answered {:?}", shown(&format!("{other:?}"))))),
         }

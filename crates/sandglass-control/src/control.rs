@@ -19,7 +19,7 @@ use self::create::random_token;
 pub use self::assignments::CameBy;
 pub use self::config::{Config, Patience};
 pub use self::content::Content;
-pub(crate) use self::content::Contents;
+pub(crate) use self::content::{Contents, marks_of};
 pub use self::logs::{LogEntry, LogLevel};
 pub use self::pools::MAX_POOL;
 pub use self::snapshots::{ListSnapshots, MAX_CHILDREN};

@@ -31,6 +31,7 @@ mod shared;
 mod stale;
 pub mod template;
 mod traffic;
+mod volume_marks;
 
 pub use admission::Budgets;
 pub use auto_resume::Sleeper;

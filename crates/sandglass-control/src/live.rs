@@ -172,7 +172,8 @@ impl Live {
     }
 
     /// Makes the agent say no more, so that an image of it has nothing half said. Who wants a stream from now on waits.
-    pub(crate) async fn freeze(&self, mode: PauseMode) -> Result<(), Error> {
+    /// Says what its programs have of volumes.
+    pub(crate) async fn freeze(&self, mode: PauseMode) -> Result<Vec<String>, Error> {
         if mode == PauseMode::Filesystem && self.revision < agent::FREEZE_DISK_SINCE {
             let message = "the sandbox's agent is too old for that: pause it with its memory";
             return Err(Error::new(ErrorKind::Conflict, message));

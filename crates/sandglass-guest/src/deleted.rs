@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use sandglass_proto::control::Holder;
+use sandglass_proto::control::{Holder, MAX_IN_USE};
 
 /// Holders that are named.
 const MAX_HOLDERS: usize = 8;
@@ -46,8 +46,22 @@ fn devices_of(mountinfo: &str, kind: &str) -> Devices {
     mountinfo.lines().filter_map(device).collect()
 }
 
+/// Device numbers of the volumes: file systems from outside that are neither the root nor the sandbox's own `/tmp`.
+fn volumes_of(mountinfo: &str) -> Devices {
+    let is_volume = |line: &&str| !matches!(line.split(' ').nth(4), None | Some("/" | "/tmp"));
+    let lines: Vec<_> = mountinfo.lines().filter(is_volume).collect();
+    devices_of(&lines.join("\n"), OUTSIDE)
+}
+
 /// The file of a line of `/proc/PID/maps` (proc_pid_maps(5)), if it was deleted, and its device.
 fn deleted_in_map(line: &str) -> Option<((u32, u32), &str)> {
+    let (device, name) = mapped_file(line)?;
+    let name = name.as_bytes().strip_suffix(DELETED)?;
+    Some((device, std::str::from_utf8(name).ok()?))
+}
+
+/// The file of such a line, and its device.
+fn mapped_file(line: &str) -> Option<((u32, u32), &str)> {
     let mut rest = line;
     let mut fields = std::iter::from_fn(|| {
         let (field, after) = rest.trim_start().split_once(' ')?;
@@ -57,8 +71,8 @@ fn deleted_in_map(line: &str) -> Option<((u32, u32), &str)> {
     let (major, minor) = fields.nth(3)?.split_once(':')?;
     let _inode = fields.next()?;
     let number = |text| u32::from_str_radix(text, 16).ok();
-    let name = rest.trim_start().as_bytes().strip_suffix(DELETED)?;
-    Some(((number(major)?, number(minor)?), std::str::from_utf8(name).ok()?))
+    let name = rest.trim_start();
+    (!name.is_empty()).then_some(((number(major)?, number(minor)?), name))
 }
 
 /// Everything that a program has of the disks though it was deleted, as far as can be seen, of all processes but this one.
@@ -90,6 +104,51 @@ pub(crate) fn holders() -> Vec<Holder> {
         }));
     }
     holders
+}
+
+/// Paths of the files and folders that programs have on volumes, as far as can be seen, of all processes but this one.
+/// Blocks.
+pub(crate) fn in_use_on_volumes() -> Vec<String> {
+    let until = Instant::now() + LOOK_TIME;
+    let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let volumes = volumes_of(&mountinfo);
+    let own = std::process::id().to_string();
+    let mut found = BTreeSet::new();
+    if volumes.is_empty() {
+        return Vec::new();
+    }
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let is_process =
+            process.file_name().to_str().is_some_and(|name| name != own && name.parse::<u32>().is_ok());
+        if !is_process {
+            continue;
+        }
+        let folder = process.path();
+        let files =
+            std::fs::read_dir(folder.join("fd")).into_iter().flatten().flatten().map(|file| file.path());
+        let links = ["cwd", "root", "exe"].map(|link| folder.join(link)).into_iter();
+        for link in links.chain(files) {
+            if found.len() >= MAX_IN_USE || Instant::now() > until {
+                return found.into_iter().collect();
+            }
+            found.extend(on_volume(&link, &volumes));
+        }
+        let mut maps = Vec::new();
+        let _ = File::open(folder.join("maps")).and_then(|file| file.take(MAX_MAPS).read_to_end(&mut maps));
+        let mapped = String::from_utf8_lossy(&maps);
+        let mapped = mapped.lines().filter_map(mapped_file).filter(|(device, _)| volumes.contains(device));
+        let room = MAX_IN_USE.saturating_sub(found.len());
+        found.extend(mapped.map(|(_, name)| name.to_owned()).take(room));
+    }
+    found.into_iter().collect()
+}
+
+/// What a link of `/proc` leads to, if that is on a volume and has a name that is text.
+fn on_volume(link: &Path, volumes: &Devices) -> Option<String> {
+    let device = std::fs::metadata(link).ok()?.dev();
+    let target = std::fs::read_link(link).ok()?;
+    volumes.contains(&(rustix::fs::major(device), rustix::fs::minor(device))).then_some(())?;
+    target.to_str().map(str::to_owned)
 }
 
 /// The names of what a process has.
@@ -145,6 +204,14 @@ mod tests {
         assert_eq!(deleted_in_map(line), Some(((0, 17), "/home/user/my file")));
         assert_eq!(deleted_in_map(line.trim_end_matches(" (deleted)")), None);
         assert_eq!(deleted_in_map("7ea247b0b000-7ea247b0d000 rw-p 00000000 00:00 0 "), None);
+    }
+
+    #[test]
+    fn volumes_are_what_is_from_outside_and_not_the_sandbox_s_own() {
+        let text = "1 0 0:17 / / rw - 9p none rw\n2 1 0:20 / /tmp rw - 9p none rw\n\
+                    3 1 0:24 / /dev/shm rw - tmpfs none rw\n4 1 0:25 / /mnt/v rw - 9p none rw\n";
+        assert_eq!(volumes_of(text), Devices::from([(0, 25)]));
+        assert_eq!(mapped_file("1-2 rw-s 00000000 00:19 484  /mnt/v/f"), Some(((0, 25), "/mnt/v/f")));
     }
 
     #[test]

@@ -67,11 +67,19 @@ async fn control(agent: &Arc<Agent>, session: &AgentSession) -> sandglass_proto:
                     Some(_) => Vec::new(),
                 };
                 if holders.is_empty() {
+                    let in_use = match agent.sole_user {
+                        None => {
+                            tokio::time::timeout(LOOK_TIME, agent.blocking.run(deleted::in_use_on_volumes))
+                                .await
+                                .unwrap_or_default()
+                        }
+                        Some(_) => Vec::new(),
+                    };
                     if session.hold().await.is_err() {
                         continue;
                     }
                     agent.clock.stop();
-                    FromAgent::Frozen
+                    if in_use.is_empty() { FromAgent::Frozen } else { FromAgent::FrozenWith { in_use } }
                 } else {
                     FromAgent::Unsavable { holders }
                 }

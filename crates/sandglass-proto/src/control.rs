@@ -9,12 +9,16 @@ use serde::{Deserialize, Serialize};
 
 /// The newest protocol revision that this code speaks. An agent announces its own in [`FromAgent::Hello`].
 ///
-/// Revision 2 knows [`FromAgent::Unsavable`], revision 3 [`ToAgent::FreezeDisk`], and revision 4 [`ToAgent::Idle`].
-pub const REVISION: u32 = 4;
+/// Revision 2 knows [`FromAgent::Unsavable`], revision 3 [`ToAgent::FreezeDisk`], revision 4 [`ToAgent::Idle`], and revision 5
+/// [`FromAgent::FrozenWith`].
+pub const REVISION: u32 = 5;
 
 /// Upper bound for one encoded control message, in bytes. The largest is [`Configure`]: clients may set 64 KiB
 /// of environment.
 pub const MAX_CONTROL_LEN: usize = 128 * 1024;
+
+/// Most paths of [`FromAgent::FrozenWith`]. Of what is more nobody knows whether it changed.
+pub const MAX_IN_USE: usize = 256;
 
 /// From the server to the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,6 +107,12 @@ pub enum FromAgent {
     },
     /// All that the agent had to say is in the stream; it stays silent until [`ToAgent::Thaw`].
     Frozen,
+    /// The same as [`FromAgent::Frozen`], and these files and folders are in use that are on volumes: what comes back from an image
+    /// relies on them. Since revision 5.
+    FrozenWith {
+        /// Their paths; there is at least one, and there are at most [`MAX_IN_USE`].
+        in_use: Vec<String>,
+    },
     /// No image can be made of the sandbox as it is: programs have files that were deleted.
     Unsavable {
         /// Some of them; there is at least one.

@@ -273,6 +273,12 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// All volumes of a node, whatever their state, oldest first.
     async fn volumes_on_node(&self, node: NodeId) -> Result<Vec<VolumeRow>, StoreError>;
 
+    /// Keeps what programs in an image have of volumes, instead of what was kept of it before.
+    async fn note_marks(&self, image: &SandboxId, marks: &str) -> Result<(), StoreError>;
+
+    /// What [`Store::note_marks`] keeps of an image.
+    async fn marks(&self, image: &SandboxId) -> Result<Option<String>, StoreError>;
+
     /// Sets when the time of a *running* sandbox is up. With `only_later` an end that is not later than the present one
     /// changes nothing. The end in force afterwards, or `None` if it is not running, or is to be ended by now.
     async fn set_end(

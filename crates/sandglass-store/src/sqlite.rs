@@ -391,6 +391,14 @@ impl Store for SqliteStore {
         self.volumes_of_node(node).await
     }
 
+    async fn note_marks(&self, image: &SandboxId, marks: &str) -> Result<(), StoreError> {
+        self.keep_marks(image, marks).await
+    }
+
+    async fn marks(&self, image: &SandboxId) -> Result<Option<String>, StoreError> {
+        self.marks_of(image).await
+    }
+
     async fn set_end(
         &self,
         id: &SandboxId,

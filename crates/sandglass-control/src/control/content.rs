@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sandglass_engine::host::Host;
-use sandglass_engine::volume::{Ask, MAX_ASK, MAX_PIECE, MAX_SAID, Said};
+use sandglass_engine::volume::{Ask, MAX_ASK, MAX_PIECE, MAX_SAID, Mark, Said};
 use sandglass_types::{Error, ErrorKind, VolumeId};
 use subtle::ConstantTimeEq as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -18,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::{Control, stored};
+use crate::shared::Shared;
 
 /// Questions at one time. The host does twice as many.
 const MAX_QUESTIONS: usize = 16;
@@ -185,5 +186,22 @@ impl Control {
             return Err(refused());
         }
         open(&shared.host, id, place).await
+    }
+}
+
+/// What tells whether files of a volume were changed.
+///
+/// # Errors
+/// They can't be looked at.
+pub(crate) async fn marks_of(
+    shared: &Shared,
+    id: &VolumeId,
+    paths: Vec<String>,
+) -> Result<Vec<Option<Mark>>, Error> {
+    let wanted = paths.len();
+    let place = shared.contents.place(id).await?;
+    match open(&shared.host, id, place).await?.ask(&Ask::Marks { paths }).await? {
+        Said::Marks(marks) if marks.len() == wanted => Ok(marks),
+        other => Err(failed(format!("it answered {other:?}"))),
     }
 }

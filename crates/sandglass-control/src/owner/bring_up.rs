@@ -22,6 +22,7 @@ use crate::images::Lease;
 use crate::live::Live;
 use crate::room;
 use crate::shared::Shared;
+use crate::volume_marks;
 
 /// Where a sandbox that comes up is from.
 #[derive(Debug)]
@@ -174,6 +175,7 @@ async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
             host.create(spec(row, ends)).await?;
         }
         Origin::Image => {
+            volume_marks::check(shared, id, &row.volumes).await?;
             sandglass_failpoint::hit_async("control.resume.host").await.map_err(crate::injected)?;
             host.restore(spec(row, ends), id).await?;
         }
@@ -187,6 +189,7 @@ async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
             if matches!(row.made_from, MadeFrom::Snapshot(_)) {
                 lease.expanded(expand(shared, row, lease)).await?;
             }
+            volume_marks::check(shared, &lease.id().image(), &row.volumes).await?;
             sandglass_failpoint::hit_async("control.copy.host").await.map_err(crate::injected)?;
             host.restore(spec(row, ends), &lease.id().image()).await.map_err(absent)?;
         }

@@ -23,6 +23,7 @@ use super::{Owner, Request};
 use crate::live::Live;
 use crate::room;
 use crate::shared::Shared;
+use crate::volume_marks;
 
 /// What came of it.
 #[derive(Debug)]
@@ -132,9 +133,10 @@ async fn write_copy(
     // Its row was admitted.
     room::yield_room(&shared).await?;
     sandglass_failpoint::hit_async("control.snapshot.freeze").await.map_err(crate::injected)?;
-    live.freeze(PauseMode::Full).await?;
+    let in_use = live.freeze(PauseMode::Full).await?;
     sandglass_failpoint::hit_async("control.snapshot.host").await.map_err(crate::injected)?;
     host.pause(id).await?;
+    volume_marks::note(&shared, id, &image, &in_use).await?;
     sandglass_failpoint::hit_async("control.snapshot.image").await.map_err(crate::injected)?;
     let written = written(&shared, id, &image, Some(Keep::Unflushed)).await;
     // Also if it failed: it may have come as far as that. Before it runs on, so that nothing new is taken for old.

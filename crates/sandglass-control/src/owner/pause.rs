@@ -28,6 +28,7 @@ use crate::lifecycle::{self, Event, Next};
 use crate::live::Live;
 use crate::room;
 use crate::shared::Shared;
+use crate::volume_marks;
 
 /// Whom a resume is for, and from what.
 type Asker = (Span, Reply, Origin);
@@ -337,9 +338,12 @@ async fn write_image(shared: Arc<Shared>, live: Arc<Live>, mode: PauseMode) -> R
     let (host, id) = (&shared.host, live.id());
     room::yield_room(&shared).await?;
     sandglass_failpoint::hit_async("control.pause.freeze").await.map_err(crate::injected)?;
-    live.freeze(mode).await?;
+    let in_use = live.freeze(mode).await?;
     sandglass_failpoint::hit_async("control.pause.host").await.map_err(crate::injected)?;
     host.pause(id).await?;
+    if mode == PauseMode::Full {
+        volume_marks::note(&shared, id, id, &in_use).await?;
+    }
     sandglass_failpoint::hit_async("control.pause.image").await.map_err(crate::injected)?;
     let memory = match mode {
         PauseMode::Full => Some(Keep::Flushed),

@@ -55,7 +55,9 @@ pub(crate) async fn make_unused(shared: &Arc<Shared>, row: &SandboxRow, lease: L
 async fn stop_clock(live: &Live) -> Result<(), Error> {
     match live.freeze(PauseMode::Full).await {
         // It holds what no image could have; there will be none.
-        Err(error) if error.kind() == ErrorKind::Conflict => live.freeze(PauseMode::Filesystem).await,
-        frozen => frozen,
+        Err(error) if error.kind() == ErrorKind::Conflict => {
+            live.freeze(PauseMode::Filesystem).await.map(drop)
+        }
+        frozen => frozen.map(drop),
     }
 }

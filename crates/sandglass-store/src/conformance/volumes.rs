@@ -152,3 +152,19 @@ pub async fn a_volume_stays_while_somebody_needs_it(store: Arc<dyn Store>) {
     assert_eq!(deletion().await, VolumeDeletion::Begun);
     assert_eq!(store.insert_sandbox(&sandbox(one)).await.unwrap(), missing);
 }
+
+/// The last word about an image counts, and goes with it.
+pub async fn marks_are_kept_while_their_image_may_be_there(store: Arc<dyn Store>) {
+    let store = &*store;
+    let new = sandbox_of(team(store).await, 1);
+    insert(store, &new).await;
+    assert_eq!(store.marks(&new.id).await.unwrap(), None);
+    for marks in ["[]", "[1]"] {
+        store.note_marks(&new.id, marks).await.unwrap();
+        assert_eq!(store.marks(&new.id).await.unwrap().as_deref(), Some(marks));
+    }
+    assert!(store.transition(&new.id, &step(S::Creating, S::Ending, 4)).await.unwrap());
+    assert!(store.transition(&new.id, &step(S::Ending, S::Ended, 5)).await.unwrap());
+    store.note_marks(&sandglass_types::SandboxId::random(), "[]").await.unwrap();
+    assert_eq!(store.marks(&new.id).await.unwrap(), None);
+}

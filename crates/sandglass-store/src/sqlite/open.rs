@@ -16,7 +16,7 @@ use crate::StoreError;
 
 /// The files in `migrations/sqlite`, by version. `sqlx::migrate!` would find them itself, but all of sqlx, with `SQLite`,
 /// would have to be built a second time for it.
-const STEPS: [(i64, &str, &str); 16] = [
+const STEPS: [(i64, &str, &str); 17] = [
     (1, "init", include_str!("../../migrations/sqlite/0001_init.sql")),
     (2, "egress", include_str!("../../migrations/sqlite/0002_egress.sql")),
     (3, "bounds", include_str!("../../migrations/sqlite/0003_bounds.sql")),
@@ -33,6 +33,7 @@ const STEPS: [(i64, &str, &str); 16] = [
     (14, "accounts", include_str!("../../migrations/sqlite/0014_accounts.sql")),
     (15, "volumes", include_str!("../../migrations/sqlite/0015_volumes.sql")),
     (16, "budgets", include_str!("../../migrations/sqlite/0016_budgets.sql")),
+    (17, "marks", include_str!("../../migrations/sqlite/0017_marks.sql")),
 ];
 
 /// All schema changes, oldest first.

@@ -1,7 +1,7 @@
 //! Volumes. What is on them outlives a loss of power, and so does every word of them.
 
 use sandglass_types::budget::{Amount, admit};
-use sandglass_types::{NodeId, TeamId, VolumeId, VolumeMount, VolumeName};
+use sandglass_types::{NodeId, SandboxId, TeamId, VolumeId, VolumeMount, VolumeName};
 use sqlx::{Row as _, SqliteConnection};
 
 use super::sandboxes::held;
@@ -128,6 +128,34 @@ impl SqliteStore {
             .await
             .map_err(database)?;
         found.iter().map(rows::volume).collect()
+    }
+
+    pub(super) async fn keep_marks(&self, image: &SandboxId, marks: &str) -> Result<(), StoreError> {
+        let mut change = self.write_durably().await?;
+        // Those of images that are gone by now.
+        sqlx::query(
+            "DELETE FROM volume_marks WHERE image = ?1 OR image NOT IN \
+             (SELECT id FROM sandboxes WHERE state <> 'ended' UNION SELECT id FROM snapshots)",
+        )
+        .bind(image.as_str())
+        .execute(&mut *change)
+        .await
+        .map_err(database)?;
+        sqlx::query("INSERT INTO volume_marks (image, marks) VALUES (?1, ?2)")
+            .bind(image.as_str())
+            .bind(marks)
+            .execute(&mut *change)
+            .await
+            .map_err(database)?;
+        change.commit().await.map_err(database)
+    }
+
+    pub(super) async fn marks_of(&self, image: &SandboxId) -> Result<Option<String>, StoreError> {
+        sqlx::query_scalar("SELECT marks FROM volume_marks WHERE image = ?1")
+            .bind(image.as_str())
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(database)
     }
 }
 

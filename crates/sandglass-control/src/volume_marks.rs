@@ -1,0 +1,123 @@
+//! What programs in an image have of volumes, and whether it is still what it was.
+//!
+//! A sandbox that comes back opens its files again by their paths, and gVisor takes whatever is there. So it is noted with each
+//! image what its programs had, once they stand still, and looked at before the image is brought back: by the numbers of
+//! the files, which no program inside can see, and by times that none can set. Other sandboxes may write at any moment
+//! afterwards, as they may while it runs; what is told here is what happened while it was away.
+
+use sandglass_engine::volume::Mark;
+use sandglass_types::{Error, ErrorKind, SandboxId, VolumeId, VolumeMount};
+use serde::{Deserialize, Serialize};
+
+use crate::control::marks_of;
+use crate::shared::Shared;
+
+/// One file or folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Noted {
+    volume: VolumeId,
+    /// From the top of the volume.
+    path: String,
+    mark: Option<Mark>,
+}
+
+/// Which volume a path of a sandbox is on, and where there.
+fn place<'a>(volumes: &'a [VolumeMount], path: &str) -> Option<(&'a VolumeMount, String)> {
+    volumes.iter().find_map(|volume| {
+        let below = path.strip_prefix(volume.path.as_str())?;
+        (below.is_empty() || below.starts_with('/')).then(|| (volume, below.to_owned()))
+    })
+}
+
+async fn look(shared: &Shared, wanted: &[(VolumeId, String)]) -> Result<Vec<Noted>, Error> {
+    let mut noted = Vec::new();
+    let mut ids: Vec<_> = wanted.iter().map(|(id, _)| id.clone()).collect();
+    ids.sort();
+    ids.dedup();
+    for id in ids {
+        let of_this = wanted.iter().filter(|(of, _)| *of == id);
+        let paths: Vec<_> = of_this.map(|(_, path)| path.clone()).collect();
+        let marks = marks_of(shared, &id, paths.clone()).await?;
+        let each = paths.into_iter().zip(marks);
+        noted.extend(each.map(|(path, mark)| Noted { volume: id.clone(), path, mark }));
+    }
+    Ok(noted)
+}
+
+/// Notes what the programs of a sandbox have that stands still and is about to be written to this image.
+///
+/// # Errors
+/// It can't be looked at: then nobody could tell later.
+pub(crate) async fn note(
+    shared: &Shared,
+    id: &SandboxId,
+    image: &SandboxId,
+    in_use: &[String],
+) -> Result<(), Error> {
+    let row = shared.store.sandbox(id).await.map_err(crate::stored)?;
+    let volumes = row.map(|row| row.volumes).unwrap_or_default();
+    if volumes.is_empty() {
+        return Ok(());
+    }
+    let wanted: Vec<_> = in_use
+        .iter()
+        .filter_map(|path| place(&volumes, path).map(|(volume, path)| (volume.id.clone(), path)))
+        .collect();
+    let noted = look(shared, &wanted).await?;
+    let text = serde_json::to_string(&noted).map_err(|error| Error::internal("it can't be noted", error))?;
+    shared.store.note_marks(image, &text).await.map_err(crate::stored)
+}
+
+/// That all that an image's programs have of volumes is what it was.
+///
+/// # Errors
+/// [`ErrorKind::Conflict`], which names what is not; or it can't be looked at.
+pub(crate) async fn check(shared: &Shared, image: &SandboxId, volumes: &[VolumeMount]) -> Result<(), Error> {
+    if volumes.is_empty() {
+        return Ok(());
+    }
+    let unknown = |error| Error::internal("what its programs have of volumes is not known", error);
+    let Some(text) = shared.store.marks(image).await.map_err(crate::stored)? else {
+        return Err(unknown("nothing was noted".to_owned()));
+    };
+    let before: Vec<Noted> = serde_json::from_str(&text).map_err(|error| unknown(error.to_string()))?;
+    let wanted: Vec<_> = before.iter().map(|noted| (noted.volume.clone(), noted.path.clone())).collect();
+    let now = look(shared, &wanted).await?;
+    for noted in &before {
+        let is = now.iter().find(|is| (&is.volume, &is.path) == (&noted.volume, &noted.path));
+        if is.is_some_and(|is| is.mark == noted.mark) {
+            continue;
+        }
+        let what =
+            if is.is_none_or(|is| is.mark.is_none()) { "deleted or renamed" } else { "changed or replaced" };
+        let mount = volumes.iter().find(|volume| volume.id == noted.volume);
+        let (top, name) = mount.map_or(("", ""), |volume| (volume.path.as_str(), volume.name.as_str()));
+        let message = format!(
+            "programs of the sandbox have {:?} on the volume '{name}' in use, and it was {what} since: put it back as it \
+             was, or go without the memory: a paused sandbox is started anew from its files where it is resumed with \
+             \"memory\": false",
+            format!("{top}{}", noted.path),
+        );
+        return Err(Error::new(ErrorKind::Conflict, message));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_on_the_volume_that_it_is_below() {
+        let volume = |path: &str| VolumeMount {
+            id: VolumeId::random(),
+            name: "v".parse().unwrap(),
+            path: path.parse().unwrap(),
+        };
+        let volumes = [volume("/mnt/a"), volume("/mnt/ab")];
+        let found = |path| place(&volumes, path).map(|(volume, path)| (volume.path.as_str(), path));
+        assert_eq!(found("/mnt/a/f"), Some(("/mnt/a", "/f".into())));
+        assert_eq!(found("/mnt/ab"), Some(("/mnt/ab", String::new())));
+        assert_eq!((found("/mnt/abc"), found("/etc")), (None, None));
+    }
+}
