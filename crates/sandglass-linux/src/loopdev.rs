@@ -2,6 +2,7 @@
 //!
 //! They are set to detach by themselves when their last user is gone, so that a crash leaves none behind.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -105,19 +106,24 @@ impl LoopDevice {
 
     /// The device that has this file already, else a free one that it is attached to. The kernel would attach a file twice,
     /// and two file systems on it would know nothing of each other: so whoever may attach this file must hold one lock from
-    /// before this call until it returns. `path` is what the kernel calls the file.
+    /// before this call until it returns. `name` is the last part of its path, which no other file of this machine may have that is
+    /// not meant to be looked at: the rest of the path depends on who asks.
     ///
     /// # Errors
-    /// As [`LoopDevice::attach`].
-    pub fn attach_once(backing: &File, path: &Path) -> io::Result<Self> {
+    /// As [`LoopDevice::attach`], and whenever it can't be told what a device has: never is it attached then.
+    pub fn attach_once(backing: &File, name: &OsStr) -> io::Result<Self> {
         let metadata = backing.metadata()?;
         for (index, found) in attached()? {
-            if found != path {
+            if found.file_name() != Some(name) {
                 continue;
             }
-            // It may be on its way to be detached: then it can't be opened, or has no file any more.
-            let Ok(device) = open_device(&device_path(index)) else { continue };
-            if file_of(&device).is_some_and(|file| file == (metadata.dev(), metadata.ino())) {
+            let device = match open_device(&device_path(index)) {
+                Ok(device) => device,
+                // It was detached since.
+                Err(error) if is_detached(&error) => continue,
+                Err(error) => return Err(error),
+            };
+            if file_of(&device)? == Some((metadata.dev(), metadata.ino())) {
                 return Ok(Self { index, _device: device });
             }
         }
@@ -172,32 +178,33 @@ fn read_backing(attribute: &str) -> io::Result<Option<PathBuf>> {
             }
             Ok(Some(std::ffi::OsString::from_vec(path).into()))
         }
-        // The attribute goes away with the file; ENXIO and ENODEV come from the moment in between.
-        Err(error)
-            if error.kind() == io::ErrorKind::NotFound
-                || matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) =>
-        {
-            Ok(None)
-        }
+        // The attribute goes away with the file, and a device may be detached in between.
+        Err(error) if error.kind() == io::ErrorKind::NotFound || is_detached(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
+/// Whether a device has no file, as the kernel says it.
+fn is_detached(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV))
+}
+
 /// Device and inode of the file behind an open device; `None` if it has none.
-fn file_of(device: &OwnedFd) -> Option<(u64, u64)> {
+fn file_of(device: &OwnedFd) -> io::Result<Option<(u64, u64)>> {
     let mut info = MaybeUninit::<LoopInfo64>::zeroed();
     // SAFETY: the kernel writes one `loop_info64` to the pointer during the call; all-zero is a valid one.
     let info = unsafe {
         if libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, info.as_mut_ptr()) != 0 {
-            return None;
+            let error = io::Error::last_os_error();
+            return if is_detached(&error) { Ok(None) } else { Err(error) };
         }
         info.assume_init()
     };
     // The kernel has it as `new_encode_dev` writes it, and `st_dev` as `makedev` does.
     let encoded = info.device;
     let (major, minor) = ((encoded & 0xf_ff00) >> 8, (encoded & 0xff) | ((encoded >> 12) & 0xf_ff00));
-    let number = |part| u32::try_from(part).ok();
-    Some((rustix::fs::makedev(number(major)?, number(minor)?), info.inode))
+    let number = |part| u32::try_from(part).map_err(io::Error::other);
+    Ok(Some((rustix::fs::makedev(number(major)?, number(minor)?), info.inode)))
 }
 
 fn device_path(index: u32) -> PathBuf {
@@ -278,13 +285,14 @@ mod tests {
     fn a_file_that_is_attached_once_has_one_device() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        let attach = || LoopDevice::attach_once(file.as_file(), file.path()).unwrap();
+        let name = file.path().file_name().unwrap();
+        let attach = || LoopDevice::attach_once(file.as_file(), name).unwrap();
         let (a, b) = (attach(), attach());
         assert_eq!(a.index(), b.index());
         // Another file of the same name is another one.
         let other = tempfile::NamedTempFile::new().unwrap();
         other.as_file().set_len(1 << 20).unwrap();
-        let c = LoopDevice::attach_once(other.as_file(), file.path()).unwrap();
+        let c = LoopDevice::attach_once(other.as_file(), name).unwrap();
         assert_ne!(a.index(), c.index());
         let index = a.index();
         drop(a);

@@ -53,7 +53,7 @@ macro_rules! store_conformance {
                 children_of_a_fork_are_admitted_together_or_not_at_all,
                 a_template_has_one_image_on_each_machine,
                 a_name_is_a_template_s_or_a_snapshot_s;
-            volumes: a_volume_comes_back_as_it_was_stored, a_name_is_that_of_one_volume_of_a_team,
+            volumes: a_volume_comes_back_as_it_was_stored, a_team_that_was_revoked_has_no_content, a_name_is_that_of_one_volume_of_a_team,
                 what_a_team_and_a_machine_may_have, a_volume_stays_while_somebody_needs_it,
                 marks_are_kept_while_their_image_may_be_there;
             spending: what_is_set_aside_is_charged_once, an_overrun_is_not_the_budget_s, a_closed_budget_pays_for_nothing,

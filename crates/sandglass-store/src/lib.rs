@@ -267,6 +267,9 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// A *ready* volume, of whatever team.
     async fn volume(&self, id: &VolumeId) -> Result<Option<VolumeRow>, StoreError>;
 
+    /// The same, unless that team was revoked.
+    async fn volume_of_a_team_that_works(&self, id: &VolumeId) -> Result<Option<VolumeRow>, StoreError>;
+
     /// All *ready* volumes of a team, oldest first.
     async fn volumes(&self, team: TeamId) -> Result<Vec<VolumeRow>, StoreError>;
 

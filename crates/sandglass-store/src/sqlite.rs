@@ -383,6 +383,10 @@ impl Store for SqliteStore {
         self.volume_of(id).await
     }
 
+    async fn volume_of_a_team_that_works(&self, id: &VolumeId) -> Result<Option<VolumeRow>, StoreError> {
+        self.volume_of_working_team(id).await
+    }
+
     async fn volumes(&self, team: TeamId) -> Result<Vec<VolumeRow>, StoreError> {
         self.volumes_of_team(team).await
     }

@@ -3,14 +3,16 @@
 //! Each question goes to a process of its own, which the host starts: see [`sandglass_engine::volume`]. What comes back was
 //! written by a process that reads what guests wrote, so it is bounded and parsed like anything of a guest's.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream as StdStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sandglass_engine::host::Host;
 use sandglass_engine::volume::{Ask, MAX_ASK, MAX_PIECE, MAX_SAID, Mark, Said};
-use sandglass_types::{Error, ErrorKind, VolumeId};
+use sandglass_types::{Error, ErrorKind, TeamId, VolumeId};
 use subtle::ConstantTimeEq as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
@@ -20,8 +22,14 @@ use tokio::time::timeout;
 use super::{Control, stored};
 use crate::shared::Shared;
 
-/// Questions at one time. The host does twice as many.
-const MAX_QUESTIONS: usize = 16;
+/// Questions of clients at one time, those of one team among them, and those about one volume: whoever is slow is in the way of
+/// their own team first. The host does some more.
+const MAX_QUESTIONS: usize = 20;
+const MAX_OF_TEAM: usize = 6;
+const MAX_OF_VOLUME: usize = 4;
+
+/// Questions that the server has itself.
+const MAX_OWN: usize = 8;
 
 /// How long a question waits for others.
 const QUEUE_PATIENCE: Duration = Duration::from_secs(10);
@@ -33,46 +41,122 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub(crate) struct Contents {
     places: Arc<Semaphore>,
-    of: Arc<Mutex<HashMap<VolumeId, usize>>>,
+    own: Arc<Semaphore>,
+    asked: Arc<Mutex<Asked>>,
 }
 
-/// A question about a volume, which can't be deleted meanwhile.
+/// Questions that are under way.
+#[derive(Debug, Default)]
+struct Asked {
+    /// The number of the next one.
+    next: u64,
+    volumes: HashMap<VolumeId, OfVolume>,
+    teams: HashMap<TeamId, usize>,
+}
+
+/// Those about one volume.
+#[derive(Debug, Default)]
+struct OfVolume {
+    /// Under its number, what each is asked on, once it is.
+    lines: BTreeMap<u64, Option<StdStream>>,
+    /// Whether they are to end.
+    cut: bool,
+}
+
+/// A question about a volume.
 #[derive(Debug)]
 struct Place {
     id: VolumeId,
-    of: Arc<Mutex<HashMap<VolumeId, usize>>>,
+    team: TeamId,
+    number: u64,
+    asked: Arc<Mutex<Asked>>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Default for Contents {
     fn default() -> Self {
-        Self { places: Arc::new(Semaphore::new(MAX_QUESTIONS)), of: Arc::default() }
+        let places = |most| Arc::new(Semaphore::new(most));
+        Self { places: places(MAX_QUESTIONS), own: places(MAX_OWN), asked: Arc::default() }
     }
 }
 
+fn busy() -> Error {
+    Error::new(ErrorKind::Capacity, "too many ask for the content of volumes: try again soon")
+}
+
 impl Contents {
-    /// Whether somebody asks about this volume.
-    pub(super) fn are_wanted(&self, id: &VolumeId) -> bool {
-        self.of.lock().unwrap_or_else(PoisonError::into_inner).contains_key(id)
+    /// Ends all questions about a volume that nobody finds any more, whether or not a client still reads an answer: who works on it
+    /// ends with its socket.
+    pub(super) fn cut(&self, id: &VolumeId) {
+        if let Some(of) = lock(&self.asked).volumes.get_mut(id) {
+            of.cut = true;
+            of.lines.values().flatten().for_each(shut);
+        }
     }
 
-    async fn place(&self, id: &VolumeId) -> Result<Place, Error> {
-        let busy =
-            || Error::new(ErrorKind::Capacity, "too many ask for the content of volumes: try again soon");
-        let place = timeout(QUEUE_PATIENCE, Arc::clone(&self.places).acquire_owned()).await;
-        let place = place.ok().and_then(Result::ok).ok_or_else(busy)?;
-        *self.of.lock().unwrap_or_else(PoisonError::into_inner).entry(id.clone()).or_default() += 1;
-        Ok(Place { id: id.clone(), of: Arc::clone(&self.of), _place: place })
+    /// A place for a client's question.
+    async fn place(&self, id: &VolumeId, team: TeamId) -> Result<Place, Error> {
+        {
+            let asked = lock(&self.asked);
+            let of_volume = asked.volumes.get(id).map_or(0, |of| of.lines.len());
+            if of_volume >= MAX_OF_VOLUME || asked.teams.get(&team).copied().unwrap_or(0) >= MAX_OF_TEAM {
+                return Err(busy());
+            }
+        }
+        self.place_of(&self.places, id, team).await
     }
+
+    async fn place_of(&self, places: &Arc<Semaphore>, id: &VolumeId, team: TeamId) -> Result<Place, Error> {
+        let place = timeout(QUEUE_PATIENCE, Arc::clone(places).acquire_owned()).await;
+        let place = place.ok().and_then(Result::ok).ok_or_else(busy)?;
+        let mut asked = lock(&self.asked);
+        let number = asked.next;
+        asked.next += 1;
+        asked.volumes.entry(id.clone()).or_default().lines.insert(number, None);
+        *asked.teams.entry(team).or_default() += 1;
+        drop(asked);
+        Ok(Place { id: id.clone(), team, number, asked: Arc::clone(&self.asked), _place: place })
+    }
+}
+
+/// Both ends hear of it at once.
+fn shut(line: &StdStream) {
+    // One that is closed already has nothing to be told.
+    let _closed = line.shutdown(Shutdown::Both);
+}
+
+impl Place {
+    /// What this question is asked on.
+    fn asked_on(&self, line: &StdStream) -> std::io::Result<()> {
+        let line = line.try_clone()?;
+        let mut asked = lock(&self.asked);
+        if let Some(of) = asked.volumes.get_mut(&self.id) {
+            if of.cut {
+                shut(&line);
+            }
+            of.lines.insert(self.number, Some(line));
+        }
+        Ok(())
+    }
+}
+
+fn lock(asked: &Mutex<Asked>) -> MutexGuard<'_, Asked> {
+    asked.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = of.get_mut(&self.id) {
-            *count -= 1;
-            if *count == 0 {
-                of.remove(&self.id);
+        let mut asked = lock(&self.asked);
+        if let Entry::Occupied(mut of) = asked.volumes.entry(self.id.clone()) {
+            of.get_mut().lines.remove(&self.number);
+            if of.get().lines.is_empty() {
+                of.remove();
+            }
+        }
+        if let Entry::Occupied(mut of) = asked.teams.entry(self.team) {
+            *of.get_mut() -= 1;
+            if *of.get() == 0 {
+                of.remove();
             }
         }
     }
@@ -167,6 +251,7 @@ impl Content {
 async fn open(host: &Host, id: &VolumeId, place: Place) -> Result<Content, Error> {
     let line = StdStream::from(host.open_volume(id).await?);
     line.set_nonblocking(true).map_err(failed)?;
+    place.asked_on(&line).map_err(failed)?;
     Ok(Content { line: UnixStream::from_std(line).map_err(failed)?, _place: place })
 }
 
@@ -177,15 +262,21 @@ impl Control {
     /// [`ErrorKind::Unauthenticated`], also where there is no such volume; [`ErrorKind::Capacity`].
     pub async fn content(&self, id: &VolumeId, token: &str) -> Result<Content, Error> {
         let shared = self.shared();
-        let refused = || Error::new(ErrorKind::Unauthenticated, "invalid volume token");
-        let place = shared.contents.place(id).await?;
-        // From here on it can't be deleted.
-        let row = shared.store.volume(id).await.map_err(stored)?.ok_or_else(refused)?;
-        let theirs: bool = row.token.as_bytes().ct_eq(token.as_bytes()).into();
-        if !theirs {
-            return Err(refused());
-        }
+        // First: whoever has no token takes no place.
+        let team = self.opens(id, token).await?;
+        let place = shared.contents.place(id, team).await?;
+        // It may have been deleted meanwhile. From here on who deletes it ends this.
+        self.opens(id, token).await?;
         open(&shared.host, id, place).await
+    }
+
+    /// Whose volume the token is for. A team that was revoked has none.
+    async fn opens(&self, id: &VolumeId, token: &str) -> Result<TeamId, Error> {
+        let refused = || Error::new(ErrorKind::Unauthenticated, "invalid volume token");
+        let row =
+            self.shared().store.volume_of_a_team_that_works(id).await.map_err(stored)?.ok_or_else(refused)?;
+        let theirs: bool = row.token.as_bytes().ct_eq(token.as_bytes()).into();
+        if theirs { Ok(row.team) } else { Err(refused()) }
     }
 }
 
@@ -199,7 +290,10 @@ pub(crate) async fn marks_of(
     paths: Vec<String>,
 ) -> Result<Vec<Option<Mark>>, Error> {
     let wanted = paths.len();
-    let place = shared.contents.place(id).await?;
+    let team = shared.store.volume(id).await.map_err(stored)?.map(|row| row.team);
+    let team = team.ok_or_else(|| failed(format!("there is no volume {id}")))?;
+    // It waits for no client.
+    let place = shared.contents.place_of(&shared.contents.own, id, team).await?;
     match open(&shared.host, id, place).await?.ask(&Ask::Marks { paths }).await? {
         Said::Marks(marks) if marks.len() == wanted => Ok(marks),
         other => Err(failed(format!("it answered {other:?}"))),

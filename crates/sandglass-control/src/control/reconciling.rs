@@ -67,7 +67,8 @@ impl Control {
             }
         }
         self.clear_images(&snapshots).await?;
-        self.reconcile_volumes().await?;
+        // Off this path: what somebody still has mounted is waited for.
+        self.0.tasks.spawn(self.0.stop.clone().run_until_cancelled_owned(self.clone().reconcile_volumes()));
         for repair in reconcile::plan(&on_machine, &images, rows, &owned, self.0.clock.now()) {
             tracing::info!(?repair, "reconciling");
             sandglass_failpoint::hit_async("control.reconcile.repair").await.map_err(injected)?;

@@ -168,15 +168,10 @@ impl Control {
     /// Deletes a volume and all that is on it.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::Conflict`] while a sandbox or a snapshot has it, or somebody works on its content:
-    /// then it is as it was.
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Conflict`] while a sandbox or a snapshot has it: then it is as it was.
     pub async fn delete_volume(&self, team: TeamId, id: &VolumeId) -> Result<(), Error> {
         let row = self.volume(team, id).await?;
         let claim = self.shared().volumes.claim(id).ok_or_else(taken)?;
-        if self.shared().contents.are_wanted(id) {
-            let message = format!("volume '{}' is in use: a request for its content is under way", row.name);
-            return Err(Error::new(ErrorKind::Conflict, message));
-        }
         sandglass_failpoint::hit_async("control.volume.delete").await.map_err(injected)?;
         match self.shared().store.begin_volume_deletion(id).await.map_err(stored)? {
             VolumeDeletion::Begun => {}
@@ -184,6 +179,7 @@ impl Control {
             VolumeDeletion::InUse(uses) => return Err(in_use(&row.name, &uses)),
         }
         // Nobody finds it from here on; what is left of it is removed by the reconciler if it can't be now.
+        self.shared().contents.cut(id);
         self.remove_volume(&claim).await
     }
 
@@ -209,8 +205,10 @@ impl Control {
 
     /// Removes what is left of a volume that was never ready.
     async fn discard_volume(&self, claim: &Claim) -> Result<(), Error> {
-        self.shared().store.begin_volume_deletion(&claim.id).await.map_err(stored)?;
-        self.remove_volume(claim).await
+        match self.shared().store.begin_volume_deletion(&claim.id).await.map_err(stored)? {
+            VolumeDeletion::Begun | VolumeDeletion::NotThere => self.remove_volume(claim).await,
+            VolumeDeletion::InUse(_) => Err(taken()),
+        }
     }
 
     /// Removes a volume that is `Deleting`, and then its row.
@@ -221,18 +219,25 @@ impl Control {
         self.shared().store.forget_volume(&claim.id).await.map_err(stored)
     }
 
-    /// Removes volumes that no row needs, and rows of volumes that a dead server made or removed.
+    /// Removes volumes, and rows of them, that a dead server made or removed. It takes as long as it takes: nothing else may wait for it.
     ///
-    /// # Errors
-    /// The host or the store does not answer.
-    pub(super) async fn reconcile_volumes(&self) -> Result<(), Error> {
+    /// A volume without a row is left as it is. No crash leaves one, since the row is there first and goes last; a store that
+    /// was put back from a copy does, and what is on a volume is what is to last.
+    pub(super) async fn reconcile_volumes(self) {
+        if let Err(error) = self.repair_volumes().await {
+            tracing::error!(error = %Chain(&error), "volumes could not be compared with the store");
+        }
+    }
+
+    async fn repair_volumes(&self) -> Result<(), Error> {
         let shared = self.shared();
         // In this order: a row is there before its volume is.
         let there = shared.host.volumes().await?;
         let rows = shared.store.volumes_on_node(shared.node).await.map_err(stored)?;
-        let unfinished = rows.iter().filter(|row| row.state != VolumeState::Ready).map(|row| &row.id);
-        let orphans = there.iter().filter(|id| !rows.iter().any(|row| row.id == **id));
-        for id in unfinished.chain(orphans) {
+        for id in there.iter().filter(|id| !rows.iter().any(|row| row.id == **id)) {
+            tracing::warn!(volume = %id, "the store knows nothing of a volume that is there, so it stays");
+        }
+        for id in rows.iter().filter(|row| row.state != VolumeState::Ready).map(|row| &row.id) {
             let Some(claim) = shared.volumes.claim(id) else { continue };
             // It may have become ready since.
             if shared.store.volume(id).await.map_err(stored)?.is_some() {

@@ -141,7 +141,7 @@ impl GvisorEngine {
         sandglass_failpoint::hit("engine.volume.attach")?;
         let path = self.holdings.paths.volume(id);
         let file = open(&path).map_err(|error| step("find the volume", error))?;
-        LoopDevice::attach_once(file.file(), &path)
+        LoopDevice::attach_once(file.file(), path.file_name().unwrap_or_default())
             .map_err(|error| make::no_device("attach the volume", error))
     }
 }

@@ -57,6 +57,7 @@ pub async fn a_volume_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
     assert!(store.volume_ready(&new.id).await.unwrap() && !store.volume_ready(&new.id).await.unwrap());
     let row = VolumeRow { state: VolumeState::Ready, ..row };
     assert_eq!(store.volume(&new.id).await.unwrap().as_ref(), Some(&row));
+    assert_eq!(store.volume_of_a_team_that_works(&new.id).await.unwrap().as_ref(), Some(&row));
     assert_eq!(store.volumes(team).await.unwrap(), [row]);
     store.forget_volume(&new.id).await.unwrap();
     assert!(store.volume(&new.id).await.unwrap().is_some(), "only what is being deleted is forgotten");
@@ -66,6 +67,22 @@ pub async fn a_volume_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
     assert_eq!(store.volumes_on_node(new.node).await.unwrap()[0].state, VolumeState::Deleting);
     store.forget_volume(&new.id).await.unwrap();
     assert_eq!(store.volumes_on_node(new.node).await.unwrap(), []);
+}
+
+/// Who has a volume's token has nothing of it once the team is revoked.
+pub async fn a_team_that_was_revoked_has_no_content(store: Arc<dyn Store>) {
+    let store = &*store;
+    let (one, other) = (team(store).await, store.create_team("another", at(0)).await.unwrap().id);
+    let volumes = [volume_of(one, "data", 1), volume_of(other, "data", 1)];
+    for new in &volumes {
+        ready(store, new).await;
+    }
+    assert!(store.revoke_team(one, at(2)).await.unwrap());
+    let found = [&volumes[0].id, &volumes[1].id].map(|id| store.volume_of_a_team_that_works(id));
+    let [revoked, working] = found;
+    assert_eq!(revoked.await.unwrap(), None);
+    assert!(working.await.unwrap().is_some());
+    assert!(store.volume(&volumes[0].id).await.unwrap().is_some(), "it is there");
 }
 
 /// A name is one volume's of each team, from before it is made until its end begins.

@@ -112,6 +112,20 @@ impl SqliteStore {
         found.as_ref().map(rows::volume).transpose()
     }
 
+    pub(super) async fn volume_of_working_team(
+        &self,
+        id: &VolumeId,
+    ) -> Result<Option<VolumeRow>, StoreError> {
+        let found = sqlx::query(select!(
+            "id = ?1 AND state = 'ready' AND team IN (SELECT id FROM teams WHERE revoked_at IS NULL)"
+        ))
+        .bind(id.as_str())
+        .fetch_optional(&self.readers)
+        .await
+        .map_err(database)?;
+        found.as_ref().map(rows::volume).transpose()
+    }
+
     pub(super) async fn volumes_of_team(&self, team: TeamId) -> Result<Vec<VolumeRow>, StoreError> {
         let found = sqlx::query(select!("team = ?1 AND state = 'ready' ORDER BY created_at, id"))
             .bind(team.to_string())
