@@ -1,6 +1,7 @@
 """A team's keys and numbers over HTTP."""
 
 import json
+import socket
 import time
 
 import httpx
@@ -164,3 +165,18 @@ def test_what_a_team_has_is_counted(server, own, team):
     assert since <= most["concurrent_sandboxes"]["timestampUnix"] <= time.time()
     with client(server, server.api_key) as other:
         assert other.get(path).status_code == 404
+
+
+def test_a_key_that_ends_during_its_request_makes_nothing(server, own):
+    key = made(own, "slow")
+    body = b'{"templateID": "base", "timeout": 60}'
+    host, port = server.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=30) as slow:
+        head = f"X-API-Key: {key['key']}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        slow.sendall(f"POST /v2/sandboxes HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{head}\r\n".encode() + body[:3])
+        # It has been let in, and its body is on the way for longer than a moment.
+        time.sleep(1)
+        assert own.delete(f"/api-keys/{key['id']}").status_code == 204
+        slow.sendall(body[3:])
+        answer = slow.recv(1 << 16)
+    assert answer.startswith(b"HTTP/1.1 401 "), answer

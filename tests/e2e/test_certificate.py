@@ -113,7 +113,7 @@ class Authority:
         return ssl.create_default_context(cafile=str(roots))
 
 
-def issue(folder: Path, ca: Path, server: Path, names: list[str]):
+def issue(folder: Path, ca: Path, server: Path, names: list[str], days: int = 1):
     """A certificate for these names, with its key, of a new authority."""
     new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj"]
     key = folder / "ca.key"
@@ -121,7 +121,7 @@ def issue(folder: Path, ca: Path, server: Path, names: list[str]):
     request, extensions = folder / "request", folder / "extensions"
     openssl("req", *new, "/CN=test", "-keyout", f"{server}.key", "-out", request)
     extensions.write_text("subjectAltName=" + ",".join(f"DNS:{name}" for name in names))
-    signed = ["-CA", ca, "-CAkey", key, "-CAcreateserial", "-days", 1, "-extfile", extensions]
+    signed = ["-CA", ca, "-CAkey", key, "-CAcreateserial", "-days", days, "-extfile", extensions]
     openssl("x509", "-req", "-in", request, *signed, "-out", f"{server}.pem")
 
 
@@ -152,8 +152,8 @@ def test_an_authority_gives_a_certificate_and_the_next_one(authority, servers, w
     # One record for the domain, one for what is below it, and neither stays. The operator's program has the rights that it needs.
     record = f"_acme-challenge.{DOMAIN} 0"
     assert authority.asked() == [f"present {record}"] * 2 + [f"clean {record}"] * 2
-    kept = server.data_dir / "tls" / DOMAIN
-    for name in ("acme.pem", "acme.account"):
+    kept = server.data_dir / "tls" / "acme" / DOMAIN
+    for name in ("certificate.pem", "account.json"):
         assert stat.S_IMODE((kept / name).stat().st_mode) == 0o600
     # A start asks for nothing that is there.
     server.stop()
@@ -204,6 +204,12 @@ def test_without_a_certificate_a_server_does_not_start(authority, work_folder, e
     assert server.process.wait(timeout=60) == 26, server.log_tail()
     assert said in server.log_tail(), server.log_tail()
     server.assert_nothing_left()
+    # Whoever gives it up has a certificate of the server's own.
+    own = authority.folder / "own.toml"
+    own.write_text(f'domain = "{DOMAIN}"\n{ROOMY}')
+    server.options = ("--config", str(own))
+    server.start()
+    server.stop()
 
 
 def test_files_are_read_again(servers, work_folder):
@@ -212,8 +218,8 @@ def test_files_are_read_again(servers, work_folder):
     names = [DOMAIN, f"*.{DOMAIN}"]
     trusting = []
 
-    def replace(names: list[str]):
-        issue(folder, folder / "ca.pem", folder / "new", names)
+    def replace(names: list[str], days: int = 1):
+        issue(folder, folder / "ca.pem", folder / "new", names, days)
         # In the way of programs that renew certificates: a moment with a key that does not go with its certificate.
         for kind in ("pem", "key"):
             os.replace(folder / f"new.{kind}", folder / f"server.{kind}")
@@ -235,12 +241,15 @@ def test_files_are_read_again(servers, work_folder):
     replace(names)
     until(lambda: is_shown(trusting[1]), within=30, what="the new certificate is shown")
     assert not is_shown(trusting[0])
-    # One that is for another name changes nothing.
+    # One that is for another name changes nothing, nor one that has expired, nor one that is gone.
     replace(["elsewhere.test"])
-    until(lambda: "can't be used" in server.log_tail(), within=30, what="that is said")
+    until(lambda: "it is not for" in server.log_tail(), within=30, what="that is said")
     shown(server, trusting[1])
-    # Nor does one that is gone.
+    replace(names, -1)
+    until(lambda: "it expired on" in server.log_tail(), within=30, what="that is said, too")
+    shown(server, trusting[1])
     (folder / "server.key").unlink()
+    until(lambda: "No such file" in server.log_tail(), within=30, what="and that")
     shown(server, trusting[1])
     replace(names)
-    until(lambda: is_shown(trusting[3]), within=30, what="the next one is shown")
+    until(lambda: is_shown(trusting[4]), within=30, what="the next one is shown")

@@ -104,7 +104,8 @@ pub(crate) fn own_team(team: TeamId, named: &str) -> Result<(), ApiError> {
     Err(ApiError::new(StatusCode::NOT_FOUND, "the key of this request is of no such team"))
 }
 
-async fn identify(parts: &Parts, state: &ApiState) -> Result<Identity, ApiError> {
+/// Whom the key of a request acts for.
+pub(crate) async fn identify(parts: &Parts, state: &ApiState) -> Result<Identity, ApiError> {
     let identity = state.backend.authenticate(secret(&parts.headers)?).await?;
     tracing::Span::current().record("team", tracing::field::display(identity.team));
     if let Some(Who(who)) = parts.extensions.get() {

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use bytes::Bytes;
 use http::StatusCode;
@@ -11,13 +12,19 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
 
+use crate::audit::Who;
+use crate::auth::identify;
 use crate::error::ApiError;
+use crate::router::ApiState;
 
 /// Largest request body of the REST faces, in bytes.
 pub(crate) const MAX_BODY_LEN: usize = 1024 * 1024;
 
 /// How long a client may take to send a body.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a body may be on its way for its key to be taken for the one that it was.
+const AT_ONCE: Duration = Duration::from_millis(500);
 
 /// A body that must be there.
 #[derive(Debug)]
@@ -27,8 +34,8 @@ pub(crate) struct Json<T>(pub(crate) T);
 #[derive(Debug)]
 pub(crate) struct OptionalJson<T>(pub(crate) T);
 
-async fn read(request: Request) -> Result<Bytes, ApiError> {
-    let body = Limited::new(request.into_body(), MAX_BODY_LEN).collect();
+async fn read(body: Body) -> Result<Bytes, ApiError> {
+    let body = Limited::new(body, MAX_BODY_LEN).collect();
     match tokio::time::timeout(READ_TIMEOUT, body).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
@@ -99,19 +106,30 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
-impl<T: DeserializeOwned, S: Sync> FromRequest<S> for Json<T> {
+/// Reads a body, and asks once more who sent it if that took its time: their key may have been ended since.
+async fn heard(request: Request, state: &ApiState) -> Result<Bytes, ApiError> {
+    let (parts, body) = request.into_parts();
+    let began = Instant::now();
+    let body = read(body).await?;
+    if began.elapsed() > AT_ONCE && parts.extensions.get::<Who>().is_some_and(|who| who.0.get().is_some()) {
+        identify(&parts, state).await?;
+    }
+    Ok(body)
+}
+
+impl<T: DeserializeOwned> FromRequest<ApiState> for Json<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
-        parse(&read(request).await?).map(Self)
+    async fn from_request(request: Request, state: &ApiState) -> Result<Self, ApiError> {
+        parse(&heard(request, state).await?).map(Self)
     }
 }
 
-impl<T: DeserializeOwned, S: Sync> FromRequest<S> for OptionalJson<T> {
+impl<T: DeserializeOwned> FromRequest<ApiState> for OptionalJson<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
-        let body = read(request).await?;
+    async fn from_request(request: Request, state: &ApiState) -> Result<Self, ApiError> {
+        let body = heard(request, state).await?;
         parse(if body.trim_ascii().is_empty() { b"{}" } else { &body }).map(Self)
     }
 }

@@ -167,9 +167,18 @@ impl Edge {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|_| Failure::Broken)?;
-        let work = async move {
-            if let Err(error) = connection.with_upgrades().await {
-                tracing::debug!(%error, "the connection into the sandbox failed");
+        // Whoever reads the answer looks as well, but may not read any more.
+        let work = {
+            let (gone, pulse) = (gone.clone(), Arc::clone(&pulse));
+            async move {
+                tokio::select! {
+                    biased;
+                    () = gone.cancelled() => {}
+                    () = pulse.stalled() => {}
+                    ended = connection.with_upgrades() => if let Err(error) = ended {
+                        tracing::debug!(%error, "the connection into the sandbox failed");
+                    }
+                }
             }
         };
         let mut driver = Driver::new(work, self.tasks.clone());

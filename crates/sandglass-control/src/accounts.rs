@@ -8,7 +8,11 @@ use crate::secret::NewKey;
 
 /// What is wrong with a change of a key that was not made. Pure: `keys` are those of the team, by now.
 fn why_not(keys: &[ApiKey], by: &Identity, id: KeyId) -> Error {
-    match keys.iter().find(|key| key.id == id && key.revoked_at.is_none()) {
+    let works = |id: KeyId| keys.iter().find(|key| key.id == id && key.revoked_at.is_none());
+    if works(by.key).is_none() {
+        return Error::new(ErrorKind::Unauthenticated, "this key was revoked");
+    }
+    match works(id) {
         None => Error::new(ErrorKind::NotFound, format!("the team has no key {id}")),
         Some(key) if key.operator && !by.operator => {
             Error::new(ErrorKind::Forbidden, "this key is an operator's: only another operator's changes it")

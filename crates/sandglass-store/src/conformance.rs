@@ -41,6 +41,7 @@ macro_rules! store_conformance {
             teams: names_are_unique_and_ends_are_final;
             keys: keys_authenticate_until_they_or_their_team_end, use_is_written_when_it_is_asked_for,
                 keys_of_nobody_are_refused, a_key_makes_others_until_it_ends, a_key_ends_and_renames_what_it_may, of_the_last_two_one_stays,
+                a_stolen_key_is_remembered_while_anything_that_came_of_it_works, a_key_that_has_ended_changes_nothing,
                 a_team_has_so_many_keys, ended_keys_do_not_pile_up,
                 what_came_of_a_key_is_found_for_as_long_as_it_is_there;
             sandboxes: a_row_comes_back_as_it_was_stored, a_policy_is_replaced_while_the_sandbox_runs,

@@ -14,7 +14,7 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use sandglass_api::Certificate;
@@ -76,7 +76,7 @@ pub(crate) fn arrange(source: &Source, domain: &str, data: &DataDir) -> Result<O
             let root = rustix::process::geteuid().is_root();
             Kept::Acme {
                 acme: acme.clone(),
-                folder: folder(data.path(), domain),
+                folder: data.path().join("tls/acme").join(name_of(domain)),
                 user: root.then(|| data.identity().into()),
             }
         }
@@ -130,7 +130,10 @@ fn replace(path: &Path, contents: &[u8], mode: u32) -> anyhow::Result<()> {
     file.set_permissions(Permissions::from_mode(mode))?;
     file.write_all(contents)?;
     file.sync_all()?;
-    Ok(fs::rename(&aside, path)?)
+    fs::rename(&aside, path)?;
+    // So that it is there after a loss of power as well.
+    let folder = path.parent().context("the file has no folder")?;
+    Ok(fs::File::open(folder)?.sync_all()?)
 }
 
 #[cfg(test)]

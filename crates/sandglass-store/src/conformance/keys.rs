@@ -173,6 +173,47 @@ pub async fn ended_keys_do_not_pile_up(store: Arc<dyn Store>) {
     assert_eq!(earliest, Some(at(3)));
 }
 
+/// Whoever steals a key can't make so many others that it is forgotten what came of it.
+pub async fn a_stolen_key_is_remembered_while_anything_that_came_of_it_works(store: Arc<dyn Store>) {
+    let team = team(&*store).await;
+    let (root, made) = (key_of(team, 1), |by: &ApiKey, n: u16| {
+        let mut bytes = [9; 32];
+        bytes[..2].copy_from_slice(&n.to_be_bytes());
+        ApiKey { made_by: Some(by.id), digest: Digest::from_bytes(bytes), ..key_of(team, 3) }
+    });
+    let stolen = made(&root, 0);
+    let thief = made(&stolen, 1);
+    for key in [&root, &stolen, &thief] {
+        store.create_key(key).await.unwrap();
+    }
+    assert!(store.revoke_key(stolen.id, at(0)).await.unwrap());
+    for n in 2..1_010 {
+        let junk = made(&thief, n);
+        store.create_key(&junk).await.unwrap();
+        assert!(store.revoke_key(junk.id, at(i64::from(n))).await.unwrap());
+    }
+    store.create_key(&made(&root, 2000)).await.unwrap();
+    let keys = store.keys(Some(team)).await.unwrap();
+    assert!(keys.len() <= 1_004, "{}", keys.len());
+    assert!(keys.iter().any(|key| key.id == stolen.id), "it is remembered");
+    assert_eq!(keys.iter().find(|key| key.id == thief.id).unwrap().made_by, Some(stolen.id));
+}
+
+/// A key that was ended meanwhile ends no other and calls none otherwise.
+pub async fn a_key_that_has_ended_changes_nothing(store: Arc<dyn Store>) {
+    let team = team(&*store).await;
+    let keys = [key_of(team, 1), key_of(team, 2), key_of(team, 3)];
+    for key in &keys {
+        store.create_key(key).await.unwrap();
+    }
+    let by = Identity { team, key: keys[0].id, operator: true };
+    let name = "other".parse().unwrap();
+    assert!(store.rename_key(&by, keys[1].id, &name).await.unwrap());
+    assert!(store.revoke_key(keys[0].id, at(1)).await.unwrap());
+    assert!(!store.rename_key(&by, keys[1].id, &name).await.unwrap());
+    assert!(!store.retire_key(&by, keys[1].id, at(2)).await.unwrap());
+}
+
 /// However many keys are made and ended in between, what came of a key is found by it.
 pub async fn what_came_of_a_key_is_found_for_as_long_as_it_is_there(store: Arc<dyn Store>) {
     let team = team(&*store).await;

@@ -93,13 +93,15 @@ impl SqliteStore {
         let mut change = self.write_durably().await?;
         let done = sqlx::query(
             "UPDATE api_keys SET revoked_at = ?1 \
-             WHERE id = ?2 AND team = ?3 AND revoked_at IS NULL AND operator <= ?4 AND EXISTS \
+             WHERE id = ?2 AND team = ?3 AND revoked_at IS NULL AND operator <= ?4 \
+             AND EXISTS (SELECT 1 FROM api_keys by WHERE by.id = ?5 AND by.revoked_at IS NULL) AND EXISTS \
              (SELECT 1 FROM api_keys other WHERE other.team = ?3 AND other.id <> ?2 AND other.revoked_at IS NULL)",
         )
         .bind(now.as_millis())
         .bind(key.to_string())
         .bind(by.team.to_string())
         .bind(by.operator)
+        .bind(by.key.to_string())
         .execute(&mut *change)
         .await
         .map_err(database)?
@@ -112,12 +114,14 @@ impl SqliteStore {
         let mut change = self.write_durably().await?;
         let done = sqlx::query(
             "UPDATE api_keys SET name = ?1 \
-             WHERE id = ?2 AND team = ?3 AND revoked_at IS NULL AND operator <= ?4",
+             WHERE id = ?2 AND team = ?3 AND revoked_at IS NULL AND operator <= ?4 \
+             AND EXISTS (SELECT 1 FROM api_keys by WHERE by.id = ?5 AND by.revoked_at IS NULL)",
         )
         .bind(name.as_str())
         .bind(key.to_string())
         .bind(by.team.to_string())
         .bind(by.operator)
+        .bind(by.key.to_string())
         .execute(&mut *change)
         .await
         .map_err(database)?
@@ -196,13 +200,17 @@ async fn require_room(connection: &mut SqliteConnection, team: TeamId) -> Result
 }
 
 /// Forgets the keys of a team whose end is long past. What one of them made counts as made by who made that one, so that
-/// whatever came of a key is found for as long as it is there; one that no other made is remembered for as long as anything
-/// that came of it.
+/// whatever came of a key is found for as long as it is there. One from which something came that works is remembered, unless
+/// who made it has ended as well and is: so whoever ends a key can find by it what came of it, whatever was made of that since. Of those
+/// there are no more than keys that work, because between two of them one does.
 async fn forget_ended(connection: &mut SqliteConnection, team: TeamId) -> Result<(), StoreError> {
     let past: Vec<String> = sqlx::query_scalar(
-        "SELECT id FROM api_keys WHERE team = ?1 AND revoked_at IS NOT NULL \
-         AND (made_by IS NOT NULL OR id NOT IN \
-         (SELECT made_by FROM api_keys WHERE team = ?1 AND made_by IS NOT NULL)) \
+        "WITH RECURSIVE makers (id) AS ( \
+             SELECT made_by FROM api_keys WHERE team = ?1 AND revoked_at IS NULL AND made_by IS NOT NULL \
+             UNION \
+             SELECT k.made_by FROM api_keys k JOIN makers m ON k.id = m.id WHERE k.made_by IS NOT NULL) \
+         SELECT id FROM api_keys WHERE team = ?1 AND revoked_at IS NOT NULL AND NOT (id IN makers AND \
+             (made_by IS NULL OR made_by IN (SELECT id FROM api_keys WHERE team = ?1 AND revoked_at IS NULL))) \
          ORDER BY revoked_at DESC, id DESC LIMIT -1 OFFSET ?2",
     )
     .bind(team.to_string())

@@ -4,7 +4,7 @@
 //! domain's zone (RFC 8555, section 8.4). Only the operator knows how one gets there, so a program of theirs puts it there. The keeper,
 //! which started this process, runs that program, and has the key: it hands in a request that is signed already.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -16,8 +16,8 @@ use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use instant_acme::{
-    Account, AccountBuilder, AccountCredentials, AuthorizationStatus, ChallengeType, Identifier, NewAccount,
-    NewOrder, Order as Placed, OrderStatus, RetryPolicy,
+    Account, AccountBuilder, AccountCredentials, AuthorizationStatus, ChallengeType, Error, Identifier,
+    NewAccount, NewOrder, Order as Placed, OrderStatus, RetryPolicy,
 };
 use rustls::crypto::ring;
 use rustls::pki_types::CertificateDer;
@@ -37,6 +37,9 @@ const RECORD_PATIENCE: Duration = Duration::from_secs(300);
 
 /// How long all of it may take.
 const ALL: Duration = Duration::from_secs(14 * 60);
+
+/// The longest line of that process, in bytes.
+const MAX_LINE: usize = 1 << 20;
 
 /// How often it is looked whether the operator's program has ended.
 const LOOK: Duration = Duration::from_millis(50);
@@ -120,9 +123,8 @@ impl Order<'_> {
     /// Has it done by a process without privilege, which is killed once nobody listens to this one any more; then it is `None`. The
     /// account is kept in a file.
     pub(super) fn place(self, account: &Path, user: Option<User>) -> anyhow::Result<Option<String>> {
-        let known = contents(account).ok().and_then(|text| serde_json::from_slice::<Known>(&text).ok());
         let wanted = Wanted {
-            account: known.filter(|known| known.directory == self.acme.directory),
+            account: known(account).filter(|known| known.directory == self.acme.directory),
             acme: self.acme.clone(),
             name: self.name,
             request: self.request,
@@ -145,7 +147,8 @@ impl Order<'_> {
 
 fn serve(child: &mut Child, wanted: &Wanted, account: &Path) -> anyhow::Result<Option<String>> {
     let mut to = child.stdin.take().context("it has no standard input")?;
-    let mut from = BufReader::new(child.stdout.take().context("it has no standard output")?);
+    let pipe = child.stdout.take().context("it has no standard output")?;
+    let mut from = Pieces { pipe, read: Vec::new() };
     tell(&mut to, wanted)?;
     let deadline = Instant::now() + ALL;
     loop {
@@ -172,24 +175,47 @@ fn tell(to: &mut ChildStdin, what: &impl Serialize) -> anyhow::Result<()> {
     Ok(to.write_all(b"\n")?)
 }
 
-/// The next line; `None` once nobody listens to this process any more. It comes as a whole: it is shorter than a pipe is long.
-fn next_line(from: &mut BufReader<ChildStdout>, deadline: Instant) -> anyhow::Result<Option<String>> {
-    while from.buffer().is_empty() {
+/// The next line, which may come in pieces; `None` once nobody listens to this process any more.
+fn next_line(from: &mut Pieces, deadline: Instant) -> anyhow::Result<Option<String>> {
+    loop {
+        if let Some(end) = from.read.iter().position(|&byte| byte == b'\n') {
+            let line = from.read.drain(..=end).collect();
+            return Ok(Some(String::from_utf8(line)?));
+        }
+        if from.read.len() > MAX_LINE {
+            bail!("the process that asks the authority says too much");
+        }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             bail!("it took longer than {} minutes", ALL.as_secs() / 60);
         }
-        match keeper::wait(Some(from.get_ref().as_fd()), left)? {
+        match keeper::wait(Some(from.pipe.as_fd()), left)? {
             None => return Ok(None),
-            Some(false) => {}
-            Some(true) => break,
+            Some(false) => continue,
+            Some(true) => {}
+        }
+        let mut piece = [0; 4096];
+        match from.pipe.read(&mut piece)? {
+            0 => bail!("the process that asks the authority ended"),
+            len => from.read.extend(&piece[..len]),
         }
     }
-    let mut line = String::new();
-    if from.take(super::MAX_FILE).read_line(&mut line)? == 0 {
-        bail!("the process that asks the authority ended");
-    }
-    Ok(Some(line))
+}
+
+/// What the process without privilege has said.
+struct Pieces {
+    pipe: ChildStdout,
+    /// What of it was not taken yet.
+    read: Vec<u8>,
+}
+
+/// Whether the account that is kept in this file is one of the authority with that directory.
+pub(super) fn is_of(account: &Path, directory: &str) -> bool {
+    known(account).is_some_and(|known| known.directory == directory)
+}
+
+fn known(account: &Path) -> Option<Known> {
+    serde_json::from_slice(&contents(account).ok()?).ok()
 }
 
 /// Has the operator's program do something with a record. `None` once nobody listens to this process any more.
@@ -259,9 +285,22 @@ fn have_done(says: &Says) -> anyhow::Result<()> {
 }
 
 async fn ask(wanted: &Wanted) -> anyhow::Result<String> {
-    let account = account(wanted).await?;
     let names = [Identifier::Dns(wanted.name.clone()), Identifier::Dns(format!("*.{}", wanted.name))];
-    let mut order = account.new_order(&NewOrder::new(&names)).await?;
+    let new = NewOrder::new(&names);
+    let mut order = match &wanted.account {
+        None => new_account(wanted).await?.new_order(&new).await?,
+        Some(known) => {
+            let credentials: AccountCredentials = serde_json::from_value(known.credentials.clone())?;
+            let known = builder(wanted)?.from_credentials(credentials).await?;
+            match known.new_order(&new).await {
+                // Some authorities forget accounts.
+                Err(Error::Api(problem)) if problem.r#type.as_deref() == Some(NO_ACCOUNT) => {
+                    new_account(wanted).await?.new_order(&new).await?
+                }
+                order => order?,
+            }
+        }
+    };
     let mut records = Vec::new();
     let outcome = prove(wanted, &mut order, &mut records).await;
     for record in records {
@@ -288,12 +327,11 @@ fn builder(wanted: &Wanted) -> anyhow::Result<AccountBuilder> {
     Ok(Account::builder_with_http(Box::new(Client::builder(TokioExecutor::new()).build(connector))))
 }
 
-/// The account, which is made if there is none.
-async fn account(wanted: &Wanted) -> anyhow::Result<Account> {
-    if let Some(known) = &wanted.account {
-        let credentials: AccountCredentials = serde_json::from_value(known.credentials.clone())?;
-        return Ok(builder(wanted)?.from_credentials(credentials).await?);
-    }
+/// What an authority says that does not know an account (RFC 8555, section 6.7).
+const NO_ACCOUNT: &str = "urn:ietf:params:acme:error:accountDoesNotExist";
+
+/// Makes an account.
+async fn new_account(wanted: &Wanted) -> anyhow::Result<Account> {
     let contact: Vec<&str> = wanted.acme.contact.iter().map(String::as_str).collect();
     // The configuration says that they are agreed to.
     let new = NewAccount { contact: &contact, terms_of_service_agreed: true, only_return_existing: false };
@@ -306,6 +344,7 @@ async fn account(wanted: &Wanted) -> anyhow::Result<Account> {
 /// Proves that the domain is this server's, and gets the certificate.
 async fn prove(wanted: &Wanted, order: &mut Placed, records: &mut Vec<Value>) -> anyhow::Result<String> {
     let retries = RetryPolicy::new().timeout(PATIENCE);
+    // All records first: they have one name, and who looked at it for the first would remember that the second is not there.
     let mut authorizations = order.authorizations();
     while let Some(authorization) = authorizations.next().await {
         let mut authorization = authorization?;
@@ -314,13 +353,21 @@ async fn prove(wanted: &Wanted, order: &mut Placed, records: &mut Vec<Value>) ->
             AuthorizationStatus::Valid => continue,
             status => bail!("it may not be proved that the domain is this server's: {status:?}"),
         }
-        let mut challenge = authorization
+        let challenge = authorization
             .challenge(ChallengeType::Dns01)
             .context("it takes no record in the domain's zone for a proof")?;
         let value = Value::try_from(challenge.key_authorization().dns_value()).map_err(anyhow::Error::msg)?;
         records.push(value.clone());
         have_done(&Says::Present(value))?;
-        challenge.set_ready().await?;
+    }
+    let mut authorizations = order.authorizations();
+    while let Some(authorization) = authorizations.next().await {
+        let mut authorization = authorization?;
+        if authorization.status == AuthorizationStatus::Pending
+            && let Some(mut challenge) = authorization.challenge(ChallengeType::Dns01)
+        {
+            challenge.set_ready().await?;
+        }
     }
     match order.poll_ready(&retries).await? {
         OrderStatus::Ready => {}

@@ -3,11 +3,10 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use jiff::Timestamp;
 use sandglass_api::Certificate;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
@@ -55,6 +54,7 @@ impl Shown {
 #[derive(Debug)]
 pub(crate) struct Feed {
     domain: String,
+    keeper: Child,
     line: OwnedFd,
 }
 
@@ -71,7 +71,7 @@ impl Feed {
         let stdin = keeper.stdin.take().context("it has no standard input")?;
         serde_json::to_writer(stdin, task)?;
         let line = keeper.stdout.take().context("it has no standard output")?.into();
-        Ok(Self { domain: task.domain.clone(), line })
+        Ok(Self { domain: task.domain.clone(), keeper, line })
     }
 }
 
@@ -88,28 +88,28 @@ pub(crate) async fn follow(
         Shown::Kept(feed) => feed,
     };
     let mut heard = Heard::open(feed).map_err(|error| unusable(&error))?;
-    let first = match timeout(PATIENCE, heard.next()).await {
-        Ok(first) => first.map_err(|error| unusable(&error))?,
+    let ended = || Err(anyhow::anyhow!("the process that keeps it has ended"));
+    let first = match timeout(PATIENCE, heard.line()).await {
+        Ok(first) => first.unwrap_or_else(ended).map_err(|error| unusable(&error))?,
         Err(elapsed) => {
             return Err(unusable(&anyhow::Error::new(elapsed).context("there is no certificate yet")));
         }
     };
     let (sender, receiver) = watch::channel(first);
     let following = async move {
-        loop {
-            match heard.next().await {
+        while let Some(said) = heard.line().await {
+            match said {
                 Ok(certificate) => {
                     tracing::info!(expires = %certificate.expires(), "there is a new certificate");
                     sender.send_replace(certificate);
                 }
-                Err(error) => {
-                    tracing::error!(
-                        "the certificate stays as it is until this server is started again: {error:#}"
-                    );
-                    return;
-                }
+                Err(error) => tracing::error!("a new certificate can't be used: {error:#}"),
             }
         }
+        tracing::error!(
+            "the process that keeps the certificate has ended, so it stays as it is until this server is started again"
+        );
+        let _reaped = tokio::task::spawn_blocking(move || heard.keeper.wait()).await;
     };
     Ok((receiver, Some(following)))
 }
@@ -117,26 +117,26 @@ pub(crate) async fn follow(
 /// What a keeper says, line by line.
 struct Heard {
     domain: String,
+    keeper: Child,
     lines: Lines<BufReader<pipe::Receiver>>,
 }
 
 impl Heard {
     fn open(feed: Feed) -> anyhow::Result<Self> {
         let pipe = pipe::Receiver::from_owned_fd(feed.line)?;
-        Ok(Self { domain: feed.domain, lines: BufReader::new(pipe).lines() })
+        Ok(Self { domain: feed.domain, keeper: feed.keeper, lines: BufReader::new(pipe).lines() })
     }
 
-    async fn next(&mut self) -> anyhow::Result<Certificate> {
-        let line = self.lines.next_line().await?;
-        match serde_json::from_str(&line.context("the process that keeps it has ended")?)? {
+    /// What it says next; `None` once it has ended.
+    async fn line(&mut self) -> Option<anyhow::Result<Certificate>> {
+        let line = self.lines.next_line().await.ok()??;
+        Some(self.parse(&line))
+    }
+
+    fn parse(&self, line: &str) -> anyhow::Result<Certificate> {
+        match serde_json::from_str(line)? {
             Said::Failed(why) => bail!("{why}"),
-            Said::Certificate { chain, key } => {
-                let certificate = parse(chain.as_bytes(), key.as_bytes(), &self.domain)?;
-                if certificate.expires() < Timestamp::now() {
-                    bail!("the certificate expired on {}", certificate.expires());
-                }
-                Ok(certificate)
-            }
+            Said::Certificate { chain, key } => parse(chain.as_bytes(), key.as_bytes(), &self.domain),
         }
     }
 }

@@ -9,8 +9,9 @@ use std::io::{Write as _, stdout};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use anyhow::{Context as _, bail};
 use fs_err as fs;
 use jiff::Timestamp;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
@@ -95,24 +96,49 @@ fn keep_files(domain: &str, paths: [&Path; 2]) -> anyhow::Result<()> {
         Ok([chain?, key?])
     };
     let said = |[chain, key]: [String; 2]| -> anyhow::Result<Said> {
-        super::read(paths[0], paths[1], domain)?;
+        usable(&chain, &key, domain).with_context(|| {
+            format!("the certificate {} with the key {}", paths[0].display(), paths[1].display())
+        })?;
         Ok(Said::Certificate { chain, key })
     };
-    let mut seen = read()?;
-    say(&said(seen.clone())?)?;
-    // What could be said for the first time can't fail the server later.
+    let first = read()?;
+    say(&said(first.clone())?)?;
+    // From here on there is one that works, so nothing that can't be used ends this.
+    let (mut seen, mut told) = (first, None);
     while wait(None, LOOK)?.is_some() {
-        let now = match read() {
-            Ok(now) if now != seen => now,
-            _ => continue,
+        let outcome = match read() {
+            Ok(now) if now == seen => continue,
+            Ok(now) => {
+                seen.clone_from(&now);
+                said(now)
+            }
+            Err(error) => Err(error),
         };
-        seen = now.clone();
-        match said(now) {
-            Ok(said) => say(&said)?,
-            Err(error) => tracing::error!("the certificate that was put in place can't be used: {error:#}"),
+        match outcome {
+            Ok(said) => {
+                told = None;
+                say(&said)?;
+            }
+            // Once for each reason.
+            Err(error) => {
+                let why = format!("{error:#}");
+                if told.as_ref() != Some(&why) {
+                    tracing::error!("what is in place of the certificate can't be used: {why}");
+                    told = Some(why);
+                }
+            }
         }
     }
     Ok(())
+}
+
+/// A certificate for a domain that goes with its key and has not expired.
+fn usable(chain: &str, key: &str, domain: &str) -> anyhow::Result<Certificate> {
+    let certificate = parse(chain.as_bytes(), key.as_bytes(), domain)?;
+    if certificate.expires() <= Timestamp::now() {
+        bail!("it expired on {}", certificate.expires());
+    }
+    Ok(certificate)
 }
 
 /// A certificate of an authority's, kept in one file with its key.
@@ -125,29 +151,58 @@ struct Ordered<'a> {
 
 impl Ordered<'_> {
     fn file(&self) -> PathBuf {
-        self.folder.join("acme.pem")
+        self.folder.join("certificate.pem")
     }
 
-    /// The last one, if it can be used.
+    fn account(&self) -> PathBuf {
+        self.folder.join("account.json")
+    }
+
+    /// There since the authority last gave none.
+    fn failed(&self) -> PathBuf {
+        self.folder.join("failed")
+    }
+
+    /// The last one of this authority, if it can be used.
     fn last(&self) -> Option<(Certificate, String)> {
+        if !acme::is_of(&self.account(), &self.acme.directory) {
+            return None;
+        }
         let text = String::from_utf8(contents(&self.file()).ok()?).ok()?;
-        let certificate = parse(text.as_bytes(), text.as_bytes(), self.domain).ok()?;
-        (certificate.expires() > Timestamp::now()).then_some((certificate, text))
+        Some((usable(&text, &text, self.domain).ok()?, text))
+    }
+
+    /// Whether the authority gave none a short while ago. A clock that was set back makes nobody wait.
+    fn rests(&self) -> bool {
+        let failed = fs::metadata(self.failed()).and_then(|failed| failed.modified());
+        failed.is_ok_and(|at| at.elapsed().is_ok_and(|since| since < AGAIN))
     }
 
     /// Gets another one. `None` once nobody listens any more.
     fn order(&self) -> anyhow::Result<Option<(Certificate, String)>> {
         fs::create_dir_all(self.folder)?;
-        fs::set_permissions(self.folder, Permissions::from_mode(0o755))?;
+        for folder in self.folder.ancestors().take(3) {
+            fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+        }
+        let ordered = self.try_to_order();
+        match &ordered {
+            Err(_) => replace(&self.failed(), b"", 0o600)?,
+            Ok(_) if self.failed().try_exists()? => fs::remove_file(self.failed())?,
+            Ok(_) => {}
+        }
+        ordered
+    }
+
+    fn try_to_order(&self) -> anyhow::Result<Option<(Certificate, String)>> {
         let name = name_of(self.domain);
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new([name.clone(), format!("*.{name}")])?;
         params.distinguished_name = DistinguishedName::new();
         let request = params.serialize_request(&key)?;
         let order = acme::Order { acme: self.acme, name, request: request.der().to_vec() };
-        let Some(chain) = order.place(&self.folder.join("acme.account"), self.user)? else { return Ok(None) };
+        let Some(chain) = order.place(&self.account(), self.user)? else { return Ok(None) };
         let text = format!("{chain}\n{}", key.serialize_pem());
-        let certificate = parse(text.as_bytes(), text.as_bytes(), self.domain)?;
+        let certificate = usable(&text, &text, self.domain)?;
         replace(&self.file(), text.as_bytes(), 0o600)?;
         Ok(Some((certificate, text)))
     }
@@ -165,7 +220,7 @@ fn keep_ordered(ordered: &Ordered<'_>) -> anyhow::Result<()> {
         let (certificate, text) = current;
         say(&Said::Certificate { chain: text.clone(), key: text })?;
         current = loop {
-            if !sleep_until(|| due(&certificate) <= Timestamp::now())? {
+            if !sleep_until(|| due(&certificate) <= Timestamp::now() && !ordered.rests())? {
                 return Ok(());
             }
             match ordered.order() {
@@ -175,10 +230,6 @@ fn keep_ordered(ordered: &Ordered<'_>) -> anyhow::Result<()> {
                     let expires = certificate.expires();
                     tracing::error!(%expires, "the certificate could not be renewed, and this is tried again: {error:#}");
                 }
-            }
-            let failed = Instant::now();
-            if !sleep_until(|| failed.elapsed() >= AGAIN)? {
-                return Ok(());
             }
         };
     }
