@@ -182,6 +182,36 @@ def test_what_is_listed_is_bounded_and_names_may_have_any_bytes(volume, content)
     assert content.delete("/path", params={"path": "/many"}).status_code == 204
 
 
+def test_a_listing_of_long_paths_is_refused_and_costs_bounded_memory(volume, content):
+    make = """
+import os
+os.chdir("/mnt/v")
+for _ in range(15):
+    os.mkdir("d" * 250)
+    os.chdir("d" * 250)
+os.mkdir("few")
+for n in range(9000):
+    os.symlink("\\x01" * 4000, f"few/{n}" if n < 50 else str(n))
+"""
+    with Sandbox.create(timeout=120, volume_mounts={"/mnt/v": volume}) as sandbox:
+        sandbox.files.write("/home/user/make.py", make)
+        sandbox.commands.run("python3 make.py", user="root", timeout=100)
+        deep = "/".join(["d" * 250] * 15)
+        get = lambda path, depth=1: content.get("/dir", params={"path": path, "depth": depth})  # noqa: E731
+        few = get(f"/{deep}/few")
+        assert few.status_code == 200 and len(few.json()) == 50, "the control"
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda _: get("/", 64), range(8)))
+        assert {answer.status_code for answer in answers} == {400}, answers[0].text
+        assert "one by one" in answers[0].text
+        assert len(get("/", 15).json()) == 15
+        # The kernel would leave it out in silence.
+        patch = lambda mode: content.patch("/path", params={"path": f"/{deep}/few"}, json={"mode": mode})  # noqa: E731
+        assert patch(0o1755).json()["mode"] == 0o1755, "the control"
+        assert patch(0o2755).status_code == 400
+    assert content.delete("/path", params={"path": f"/{'d' * 250}"}).status_code == 204
+
+
 def test_who_works_on_content_has_rights_over_files_alone_and_leaves_nothing(server, volume, content):
     def begin():
         yield b"x" * 70_000

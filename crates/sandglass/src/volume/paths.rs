@@ -1,7 +1,7 @@
 //! Paths of a client on a volume of a guest.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
@@ -105,20 +105,39 @@ impl std::fmt::Display for Parts {
     }
 }
 
+/// How what a file or folder holds is put on the disk.
+type Keep = dyn Fn(BorrowedFd<'_>) -> Result<(), Errno>;
+
 /// The folder that a volume is.
-#[derive(Debug)]
-pub(super) struct Top(OwnedFd);
+pub(super) struct Top {
+    folder: OwnedFd,
+    keep: Box<Keep>,
+}
 
 impl Top {
     /// The root of this process's file system.
     pub(super) fn open() -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self(rustix::fs::openat(CWD, "/", flags, Mode::empty())?))
+        let folder = rustix::fs::openat(CWD, "/", flags, Mode::empty())?;
+        Ok(Self { folder, keep: Box::new(|fd| rustix::fs::fsync(fd)) })
     }
 
     #[cfg(test)]
     pub(super) fn at(path: &std::path::Path) -> Self {
-        Self(std::fs::File::open(path).unwrap().into())
+        Self::with(path, |fd| rustix::fs::fsync(fd))
+    }
+
+    #[cfg(test)]
+    pub(super) fn with(
+        path: &std::path::Path,
+        keep: impl Fn(BorrowedFd<'_>) -> Result<(), Errno> + 'static,
+    ) -> Self {
+        Self { folder: std::fs::File::open(path).unwrap().into(), keep: Box::new(keep) }
+    }
+
+    /// Waits until what this file or folder holds outlasts a loss of power.
+    pub(super) fn keep(&self, fd: impl AsFd) -> Result<(), Errno> {
+        (self.keep)(fd.as_fd())
     }
 
     /// Opens what is there, over no link, and waits for nobody.
@@ -134,7 +153,7 @@ impl Top {
         }
         // It is tried again where somebody renames what is on the way.
         for _ in 0..8 {
-            match openat2(&self.0, path.relative(), flags, mode, how) {
+            match openat2(&self.folder, path.relative(), flags, mode, how) {
                 Err(Errno::AGAIN) => {}
                 outcome => return outcome,
             }

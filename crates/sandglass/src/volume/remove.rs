@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::paths::{Parts, Refusal, Top};
-use super::work::gone;
+use super::work::{gone, unused};
 
 /// Folders that are open at one time. What is deeper is moved up.
 const MAX_OPEN: usize = 64;
@@ -19,27 +19,39 @@ const BATCH: usize = 1024;
 /// How often a folder is emptied into which somebody else puts something.
 const TRIES: usize = 64;
 
-/// Removes a file, a link, or a folder with all that is in it.
+/// How a folder is called that was moved up. A removal that ended early leaves some, of any process.
+const MOVED: &str = ".sandglass-removing-";
+
+/// Removes a file, a link, or a folder with all that is in it, for who is at the other end of the line.
 pub(super) fn remove(top: &Top, path: &str, line: &UnixStream) -> Result<(), Refusal> {
+    remove_while(top, path, &|| is_there(line))
+}
+
+/// Whether who asked has not gone.
+fn is_there(line: &UnixStream) -> bool {
+    let mut line = [PollFd::new(line, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    !matches!(poll(&mut line, Some(&now)), Ok(1..))
+}
+
+fn remove_while(top: &Top, path: &str, wanted: &dyn Fn() -> bool) -> Result<(), Refusal> {
     let parts = Parts::parse(path)?;
     let Some((above, name)) = parts.split() else {
         return Err(Refusal::invalid("the top of a volume can't be removed"));
     };
     let folder = top.folder(&above)?;
-    let mut removal = Removal { line, moved: 0 };
-    removal.one(&folder, name.as_bytes(), None, 0)
+    Removal { wanted }.one(&folder, name.as_bytes(), None, 0)?;
+    Ok(top.keep(&folder)?)
 }
 
 struct Removal<'a> {
-    line: &'a UnixStream,
-    /// How many folders were moved up.
-    moved: u64,
+    wanted: &'a dyn Fn() -> bool,
 }
 
 impl Removal<'_> {
     /// Removes what has this name. `upper` is the folder that what is too deep is moved to.
     fn one(
-        &mut self,
+        &self,
         folder: &OwnedFd,
         name: &[u8],
         upper: Option<&OwnedFd>,
@@ -53,9 +65,13 @@ impl Removal<'_> {
                 outcome => return Ok(outcome?),
             }
             if let Some(upper) = upper.filter(|_| depth >= MAX_OPEN) {
-                self.moved += 1;
-                let there = format!(".sandglass-removing-{}", self.moved);
-                return Ok(rustix::fs::renameat(folder, name, upper, there)?);
+                match rustix::fs::renameat(folder, name, upper, unused(MOVED)) {
+                    // Somebody has that name, or moved one of the two meanwhile.
+                    Err(Errno::EXIST | Errno::NOTEMPTY | Errno::INVAL | Errno::NOENT | Errno::NOTDIR) => {
+                        continue;
+                    }
+                    outcome => return Ok(outcome?),
+                }
             }
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let below = match rustix::fs::openat(folder, name, flags, Mode::empty()) {
@@ -66,7 +82,7 @@ impl Removal<'_> {
             };
             self.empty(&below, upper.unwrap_or(&below), depth + 1)?;
             match rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR) {
-                Err(Errno::NOTEMPTY | Errno::NOTDIR) => {}
+                Err(Errno::NOTEMPTY | Errno::NOTDIR | Errno::NOENT) => {}
                 outcome => return Ok(outcome?),
             }
         }
@@ -74,9 +90,11 @@ impl Removal<'_> {
     }
 
     /// Removes all that is in a folder.
-    fn empty(&mut self, folder: &OwnedFd, upper: &OwnedFd, depth: usize) -> Result<(), Refusal> {
+    fn empty(&self, folder: &OwnedFd, upper: &OwnedFd, depth: usize) -> Result<(), Refusal> {
         loop {
-            self.is_wanted()?;
+            if !(self.wanted)() {
+                return Err(gone());
+            }
             let names = names(folder)?;
             if names.is_empty() {
                 return Ok(());
@@ -84,16 +102,6 @@ impl Removal<'_> {
             for name in names {
                 self.one(folder, &name, Some(upper), depth)?;
             }
-        }
-    }
-
-    /// Whoever asked may have gone.
-    fn is_wanted(&self) -> Result<(), Refusal> {
-        let mut line = [PollFd::new(self.line, PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        match poll(&mut line, Some(&now)) {
-            Ok(1..) => Err(gone()),
-            _ => Ok(()),
         }
     }
 }
@@ -142,6 +150,25 @@ mod tests {
         assert_eq!(left, ["kept"]);
         assert!(remove(&top, "/tree", &line).is_err());
         assert!(remove(&top, "/", &line).is_err());
+    }
+
+    #[test]
+    fn a_removal_that_ended_at_any_step_is_done_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = Top::with(dir.path(), |_| Ok(()));
+        // Some of its steps: a tree that deep takes long to make.
+        for step in (0_usize..).step_by(29) {
+            std::fs::create_dir_all(dir.path().join("tree").join("d/".repeat(3 * MAX_OPEN))).unwrap();
+            let left = std::cell::Cell::new(step);
+            let wanted = || left.replace(left.get().saturating_sub(1)) > 0;
+            let whole = remove_while(&top, "/tree", &wanted).is_ok();
+            if whole {
+                assert!(step > 3 * MAX_OPEN, "the control: it has that many steps");
+                break;
+            }
+            remove_while(&top, "/tree", &|| true).unwrap();
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "after {step}");
+        }
     }
 
     #[test]

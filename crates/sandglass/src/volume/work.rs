@@ -1,21 +1,15 @@
 //! What is done with files and folders of a volume.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rand::RngExt as _;
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid};
 use rustix::io::Errno;
+use rustix::path::Arg;
 use sandglass_engine::volume::{Access, Entry, Kind, MAX_MARKS, Mark, Why};
 
 use super::paths::{Parts, Refusal, Top};
-
-/// Most entries that are listed at one time.
-const MAX_ENTRIES: usize = 10_000;
-
-/// Most layers that are listed at one time.
-const MAX_DEPTH: u32 = 64;
 
 /// Who has what is made for nobody in particular: the user of `base`.
 const OWNER: u32 = 1000;
@@ -24,10 +18,18 @@ const OWNER: u32 = 1000;
 const FILE_MODE: u32 = 0o644;
 const FOLDER_MODE: u32 = 0o755;
 
-/// How a file is called that is being sent. One that is left by a crash may be removed by anybody.
+/// What of the permissions of a file speaks about its content, and goes with it.
+const SET_ID: u32 = 0o6000;
+
+/// How a file or folder is called that is being made. One that is left by a crash may be removed by anybody.
 const UPLOAD: &str = ".sandglass-upload-";
 
-fn kind(stat: &Stat) -> Kind {
+/// A name that nobody has.
+pub(super) fn unused(prefix: &str) -> String {
+    format!("{prefix}{:016x}", rand::rng().random::<u64>())
+}
+
+pub(super) fn kind(stat: &Stat) -> Kind {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Kind::File,
         FileType::Directory => Kind::Directory,
@@ -45,11 +47,12 @@ fn nanos(seconds: i64, nanos: u64) -> i64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(i64::try_from(nanos).unwrap_or_default())
 }
 
-fn entry(path: &Parts, stat: &Stat, target: Option<String>) -> Entry {
+/// What is said of something, with its name and path as they are shown.
+pub(super) fn entry(name: String, path: String, stat: &Stat, target: Option<String>) -> Entry {
     Entry {
-        name: path.name().to_owned(),
+        name,
         kind: kind(stat),
-        path: path.to_string(),
+        path,
         size: u64::try_from(stat.st_size).unwrap_or_default(),
         mode: stat.st_mode & 0o7777,
         uid: stat.st_uid,
@@ -62,7 +65,7 @@ fn entry(path: &Parts, stat: &Stat, target: Option<String>) -> Entry {
 }
 
 /// Where a link leads, as text.
-fn target_of(folder: impl AsFd, name: &str, stat: &Stat) -> Option<String> {
+pub(super) fn target_of(folder: impl AsFd, name: impl Arg, stat: &Stat) -> Option<String> {
     (kind(stat) == Kind::Symlink)
         .then(|| rustix::fs::readlinkat(folder, name, Vec::new()).ok())
         .flatten()
@@ -72,48 +75,13 @@ fn target_of(folder: impl AsFd, name: &str, stat: &Stat) -> Option<String> {
 /// What is there.
 pub(super) fn stat(top: &Top, path: &str) -> Result<Entry, Refusal> {
     let path = Parts::parse(path)?;
+    let shown = |stat: &Stat, target| entry(path.name().to_owned(), path.to_string(), stat, target);
     let Some((above, name)) = path.split() else {
-        return Ok(entry(&path, &rustix::fs::fstat(top.folder(&path)?)?, None));
+        return Ok(shown(&rustix::fs::fstat(top.folder(&path)?)?, None));
     };
     let folder = top.folder(&above)?;
     let stat = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    Ok(entry(&path, &stat, target_of(&folder, name, &stat)))
-}
-
-/// All that is in a folder, so many layers deep, folder by folder. What vanishes meanwhile is left out.
-pub(super) fn list(top: &Top, path: &str, depth: u32) -> Result<Vec<Entry>, Refusal> {
-    let first = Parts::parse(path)?;
-    let opened = match top.folder(&first) {
-        // A file has nothing in it, which is another thing than not to be there.
-        Err(Errno::NOTDIR) if stat(top, path).is_ok() => return Err(Refusal::invalid("it is no folder")),
-        opened => opened?,
-    };
-    let (mut found, mut waiting) = (Vec::new(), VecDeque::from([(first, Some(opened), 1)]));
-    while let Some((path, opened, layer)) = waiting.pop_front() {
-        let Some(folder) = opened.map_or_else(|| top.folder(&path).ok(), Some) else { continue };
-        for read in rustix::fs::Dir::read_from(&folder)? {
-            let read = read?;
-            let name = read.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            if found.len() == MAX_ENTRIES {
-                let message =
-                    format!("there are more than {MAX_ENTRIES} entries: list its folders one by one");
-                return Err(Refusal::invalid(message));
-            }
-            let Ok(stat) = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
-            // A name that is no text is shown, and can't be asked for.
-            let name = name.to_string_lossy().into_owned();
-            let Ok(below) = Parts::parse(&format!("{path}/{name}")) else { continue };
-            if kind(&stat) == Kind::Directory && layer < depth.min(MAX_DEPTH) {
-                waiting.push_back((below.clone(), None, layer + 1));
-            }
-            found.push(entry(&below, &stat, target_of(&folder, &name, &stat)));
-        }
-    }
-    found.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(found)
+    Ok(shown(&stat, target_of(&folder, name, &stat)))
 }
 
 /// Gives an open file or folder to somebody.
@@ -125,6 +93,10 @@ fn give(fd: impl AsFd, access: Access) -> Result<(), Errno> {
     // Last, because a change of its owner takes some of it away.
     if let Some(mode) = mode {
         rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode & 0o7777))?;
+        // The kernel leaves a set-group-id bit out in silence, for who is in no group.
+        if rustix::fs::fstat(&fd)?.st_mode & 0o7777 != mode & 0o7777 {
+            return Err(Errno::PERM);
+        }
     }
     Ok(())
 }
@@ -146,11 +118,30 @@ const fn or(access: Access, mode: u32) -> Access {
     }
 }
 
-/// Makes one folder below one that is there.
+/// Makes one folder below one that is there. It has its owner from the first moment, and is on the disk.
 fn make_one(top: &Top, path: &Parts, access: Access) -> Result<(), Errno> {
     let Some((above, name)) = path.split() else { return Err(Errno::EXIST) };
-    rustix::fs::mkdirat(top.folder(&above)?, name, Mode::RWXU)?;
-    give(top.folder(path)?, or(access, FOLDER_MODE))
+    let above = top.folder(&above)?;
+    match rustix::fs::statat(&above, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => {}
+        there => return there.and(Err(Errno::EXIST)),
+    }
+    let temporary = unused(UPLOAD);
+    rustix::fs::mkdirat(&above, &*temporary, Mode::RWXU)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let placed = rustix::fs::openat(&above, &*temporary, flags, Mode::empty()).and_then(|made| {
+        give(&made, or(access, FOLDER_MODE))?;
+        top.keep(&made)?;
+        rustix::fs::renameat_with(&above, &*temporary, &above, name, RenameFlags::NOREPLACE)
+    });
+    if placed.is_err() {
+        let _gone = rustix::fs::unlinkat(&above, &*temporary, AtFlags::REMOVEDIR);
+        return placed;
+    }
+    top.keep(&above).inspect_err(|_| {
+        // So that it is not taken for one that lasts when it is made once more.
+        let _gone = rustix::fs::unlinkat(&above, name, AtFlags::REMOVEDIR);
+    })
 }
 
 /// Makes a folder, and with `force` all those above it.
@@ -228,23 +219,28 @@ pub(super) fn begin<'a>(
         Ok(stat) if kind(&stat) == Kind::File => Access {
             uid: access.uid.or(Some(stat.st_uid)),
             gid: access.gid.or(Some(stat.st_gid)),
-            mode: access.mode.or(Some(stat.st_mode & 0o7777)),
+            mode: access.mode.or(Some(stat.st_mode & 0o7777 & !SET_ID)),
         },
         Ok(_) | Err(Errno::NOENT) => or(access, FILE_MODE),
         Err(errno) => return Err(errno.into()),
     };
-    let temporary = format!("{UPLOAD}{:016x}", rand::rng().random::<u64>());
+    let temporary = unused(UPLOAD);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(&folder, &*temporary, flags, Mode::RUSR | Mode::WUSR)?;
     Ok(Upload { top, folder, temporary, access, file: file.into(), finished: false, path: path.clone() })
 }
 
 impl Upload<'_> {
-    /// Puts it in its place.
+    /// Puts it in its place, where it outlasts a loss of power.
     pub(super) fn finish(mut self) -> Result<Entry, Refusal> {
         give(&self.file, self.access)?;
+        // First, for a name that is on the disk before its content would be that of half a file. What the disk has no
+        // room for, or fails with, is often said only here.
+        self.top.keep(&self.file)?;
         rustix::fs::renameat(&self.folder, &*self.temporary, &self.folder, self.path.name())?;
         self.finished = true;
+        // Where this fails, nobody knows which of the two the disk has, but it has it as a whole.
+        self.top.keep(&self.folder)?;
         stat(self.top, &self.path.to_string())
     }
 }
@@ -288,7 +284,9 @@ pub(super) fn gone() -> Refusal {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::io::Write as _;
+    use std::rc::Rc;
 
     use super::*;
 
@@ -319,6 +317,78 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_on_the_disk_before_its_name_and_its_name_before_it_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("f");
+        // Whether there was a file of that name when the content, and when the folder was put on the disk.
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let (sees, looks) = (Rc::clone(&seen), file.clone());
+        let top = Top::with(dir.path(), move |fd| {
+            let kind = kind(&rustix::fs::fstat(fd)?);
+            sees.borrow_mut().push((kind, looks.exists()));
+            Ok(())
+        });
+        begin(&top, "/f", own(), false).unwrap().finish().unwrap();
+        assert_eq!(seen.take(), [(Kind::File, false), (Kind::Directory, true)]);
+        // Each new folder, and the one that holds it.
+        make_dir(&top, "/a/b", own(), true).unwrap();
+        assert_eq!(seen.take().len(), 4);
+        begin(&top, "/c/f", own(), true).unwrap();
+        assert_eq!(seen.take().len(), 2);
+    }
+
+    #[test]
+    fn what_the_disk_fails_to_keep_is_an_error_and_what_was_there_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = || {
+            let read = std::fs::read_dir(dir.path()).unwrap();
+            read.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+        };
+        std::fs::write(dir.path().join("f"), "old").unwrap();
+        for (errno, why) in [(Errno::IO, Why::Failed), (Errno::NOSPC, Why::NoRoom)] {
+            let top = Top::with(dir.path(), move |_| Err(errno));
+            let mut upload = begin(&top, "/f", own(), false).unwrap();
+            upload.file.write_all(b"new").unwrap();
+            assert!(upload.finish().is_err_and(|refusal| refusal.why == why));
+            assert!(make_dir(&top, "/d", own(), false).is_err_and(|refusal| refusal.why == why));
+            assert!(begin(&top, "/d/f", own(), true).is_err_and(|refusal| refusal.why == why));
+            assert_eq!(std::fs::read(dir.path().join("f")).unwrap(), b"old");
+            assert_eq!(names(), ["f"]);
+        }
+        // Where only the folder that holds it can't be kept.
+        let top = Top::with(dir.path(), |fd| {
+            let is_new = rustix::fs::fstat(fd)?.st_mode & 0o777 == 0o600;
+            if is_new { Ok(()) } else { Err(Errno::IO) }
+        });
+        assert!(make_dir(&top, "/d", own(), false).is_err());
+        assert_eq!(names(), ["f"]);
+        assert!(begin(&top, "/f", own(), false).unwrap().finish().is_err());
+    }
+
+    #[test]
+    fn a_set_id_bit_does_not_pass_to_other_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = Top::at(dir.path());
+        let given = Access { mode: Some(0o4751), ..own() };
+        assert_eq!(begin(&top, "/f", given, false).unwrap().finish().unwrap().mode, 0o4751, "the control");
+        let as_it_was = Access { mode: None, ..own() };
+        assert_eq!(begin(&top, "/f", as_it_was, false).unwrap().finish().unwrap().mode, 0o751);
+    }
+
+    #[test]
+    fn a_folder_takes_the_place_of_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = Top::at(dir.path());
+        assert_eq!(make_dir(&top, "/d", own(), false).unwrap().mode, 0o600);
+        std::os::unix::fs::symlink("d", dir.path().join("l")).unwrap();
+        for path in ["/d", "/l", "/"] {
+            assert!(make_dir(&top, path, own(), false).is_err_and(|refusal| refusal.why == Why::Conflict));
+        }
+        assert!(make_dir(&top, "/d", own(), true).is_ok());
+        assert!(make_dir(&top, "/l", own(), true).is_err());
+    }
+
+    #[test]
     fn what_is_no_file_is_not_read_and_nobody_waits() {
         let dir = tempfile::tempdir().unwrap();
         let top = Top::at(dir.path());
@@ -329,7 +399,6 @@ mod tests {
         }
         let entry = stat(&top, "/l").unwrap();
         assert_eq!((entry.kind, entry.target.as_deref()), (Kind::Symlink, Some("/etc/passwd")));
-        assert_eq!(list(&top, "/", 1).unwrap().len(), 2);
     }
 
     #[test]
