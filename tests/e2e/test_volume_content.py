@@ -226,7 +226,7 @@ def test_who_works_on_content_has_rights_over_files_alone_and_leaves_nothing(ser
                 words = (pid / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if words[1:2] == [b"volume"] and str(server.data_dir).encode() in words[2]:
+            if words[1:2] == [b"volume-content"] and str(server.data_dir).encode() in words[2]:
                 status = status_of(int(pid.name))
                 # Until it has read what it is to do, it gives up all that it had.
                 if status["Uid"].split()[0] != "0":

@@ -127,8 +127,8 @@ pub struct GvisorConfig {
     pub driver: Driver,
     /// How long what no instance needs stays in the cache folder after it was last touched.
     pub keep_unneeded: Duration,
-    /// The program that works on the content of a volume: with the arguments `volume` and a folder, it answers one question on
-    /// its standard input (see [`crate::volume`]).
+    /// The program that works on the content of a volume: with the arguments `volume-content` and a folder, it answers one
+    /// question on its standard input (see [`crate::volume`]).
     pub volume_program: PathBuf,
 }
 

@@ -43,6 +43,9 @@ pub(crate) enum Command {
     /// List, show and delete snapshots
     #[command(subcommand)]
     Snapshot(Snapshot),
+    /// Create, list and delete volumes, which the sandboxes of a team share
+    #[command(subcommand)]
+    Volume(Volumes),
     /// Build, list, show and delete templates, which all teams make sandboxes from; with the key of an operator
     #[command(subcommand)]
     Template(Template),
@@ -77,7 +80,7 @@ pub(crate) enum Command {
     Owners(Owners),
     /// Work on the content of a volume, for one question; the host starts it
     #[command(hide = true)]
-    Volume(Volume),
+    VolumeContent(Volume),
     /// Add, list and end teams
     #[command(subcommand)]
     Team(Team),
@@ -350,6 +353,33 @@ pub(crate) enum Snapshot {
         /// Their ids or names
         #[arg(required = true)]
         snapshots: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Volumes {
+    /// Create a volume, and print its id
+    Create {
+        #[command(flatten)]
+        remote: Remote,
+        /// What sandboxes mount it by: 1 to 128 of a-z, A-Z, 0-9, - and _
+        name: String,
+        /// All that can be on it [default: what the server says]
+        #[arg(long, value_name = "MIB")]
+        size: Option<u32>,
+    },
+    /// List volumes
+    List {
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Delete volumes that no sandbox and no snapshot has, with all that is on them
+    Delete {
+        #[command(flatten)]
+        remote: Remote,
+        /// Their ids or names
+        #[arg(required = true)]
+        volumes: Vec<String>,
     },
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod select;
 pub(crate) mod template;
 mod transport;
 mod trust;
+pub(crate) mod volumes;
 
 use std::io::Write as _;
 use std::process::ExitCode;

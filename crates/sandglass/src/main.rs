@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         Command::Run(args) => client::run(args),
         Command::Sandbox(verb) => client::sandbox(verb),
         Command::Snapshot(verb) => client::snapshots(verb),
+        Command::Volume(verb) => client::volumes::volumes(verb),
         Command::Template(verb) => client::template::templates(verb),
         Command::Egress(verb) => client::egress(verb),
         Command::Ledger(args) => local::ledger(&args),
@@ -64,7 +65,7 @@ fn main() -> ExitCode {
         }
         Command::KeepCertificate => certificate::keep().map(|()| ExitCode::SUCCESS),
         Command::Acme => certificate::acme().map(|()| ExitCode::SUCCESS),
-        Command::Volume(args) => volume::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::VolumeContent(args) => volume::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Owners(args) => local::owners(&args),
         Command::Team(verb) => local::team(&verb),
         Command::Key(verb) => local::key(&verb),

@@ -1,6 +1,6 @@
 //! Work on the content of volumes, each piece of it by a process of its own.
 //!
-//! What is on a volume is a guest's, so the host does not touch it. It starts `sandglass volume`, which answers one question
+//! What is on a volume is a guest's, so the host does not touch it. It starts `sandglass volume-content`, which answers one question
 //! and ends, in a mount namespace where the volume is, and in a control group for all such processes. Nothing keeps one: it
 //! ends with the socket on which it was asked, be it because the other half is gone, and the mount and the group go with it.
 
@@ -103,7 +103,7 @@ impl GvisorEngine {
             .and_then(|steps| {
                 sandglass_failpoint::hit("engine.volume.work")?;
                 let launch = Launch::new(program)
-                    .and_then(|launch| launch.arg("volume")?.arg(target.join(FILES))?.stdin(&theirs))
+                    .and_then(|launch| launch.arg("volume-content")?.arg(target.join(FILES))?.stdin(&theirs))
                     .map_err(|error| step(failed, error))?;
                 let launch = launch.step(Step::OpenFiles(OPEN_FILES)).steps(steps);
                 spawn(&launch).map_err(|error| step(failed, error))

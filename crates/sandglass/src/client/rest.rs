@@ -171,6 +171,24 @@ impl Api {
         self.call(Method::DELETE, &format!("/templates/{}", escaped(snapshot)), None).await.map(|_| ())
     }
 
+    /// Creates a volume.
+    pub(crate) async fn create_volume(&self, name: &str, size: Option<u32>) -> anyhow::Result<Value> {
+        let body = json!({ "name": name, "sizeMB": size });
+        Ok(self.call(Method::POST, "/volumes", Some(&body)).await?.body)
+    }
+
+    pub(crate) async fn volumes(&self) -> anyhow::Result<Vec<Value>> {
+        match self.call(Method::GET, "/volumes", None).await?.body {
+            Value::Array(volumes) => Ok(volumes),
+            _ => bail!("the server's answer is no list"),
+        }
+    }
+
+    /// Deletes a volume, by its id.
+    pub(crate) async fn delete_volume(&self, id: &str) -> anyhow::Result<()> {
+        self.call(Method::DELETE, &format!("/volumes/{}", escaped(id)), None).await.map(|_| ())
+    }
+
     /// Makes the sandbox in which a template is built.
     pub(crate) async fn begin_template(&self, definition: &Value) -> anyhow::Result<Reach> {
         let answer = self.call(Method::POST, "/v1/templates/builds", Some(definition)).await?;
