@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from pathlib import Path
 
@@ -246,3 +247,151 @@ def test_who_comes_back_finds_open_files_as_they_were_or_is_refused(api, volume,
             assert resume(memory=False).status_code == 201
         assert sandbox.commands.run("ls /mnt/v").stdout
 
+
+# What somebody else does to what a program has, and whether an image of it can come back then.
+UNDERNEATH = {
+    "nothing": (":", True),
+    "another file": ("rm other", True),
+    "appended": ("echo more >> f", True),
+    "deleted": ("rm f", False),
+    "replaced": ("echo changed > g && mv g f", False),
+    "replaced by a folder": ("rm f && mkdir f", False),
+    "a mapped file deleted": ("rm mapped", False),
+    "a working folder deleted": ("rmdir d", False),
+    "a working folder replaced": ("mv d e && mkdir d", False),
+}
+
+
+def has_files(sandbox, files="f = open('/mnt/v/f', 'a')", more=""):
+    """Starts a program that has files of a volume."""
+    program = (
+        f"import mmap, os, time\nos.chdir('/mnt/v/d'); {files}\n"
+        "with open('/mnt/v/mapped', 'r+') as file: m = mmap.mmap(file.fileno(), 0)\n"
+        f"{more}\nopen('/tmp/ready', 'w')\ntime.sleep(1000)\n"
+    )
+    handle = sandbox.commands.run(f"python3 -c \"{program}\"", background=True)
+    until(lambda: sandbox.files.exists("/tmp/ready"), what="the program has its files")
+    return handle
+
+
+FILES = "cd /mnt/v && mkdir d && echo f > f && echo other > other && echo content > mapped && sync"
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("what", UNDERNEATH)
+def test_no_image_is_made_that_could_never_come_back(api, volume, what):
+    command, allowed = UNDERNEATH[what]
+    with (
+        Sandbox.create(timeout=300, volume_mounts={"/mnt/v": volume}) as sandbox,
+        Sandbox.create(timeout=300, volume_mounts={"/mnt/v": volume}) as other,
+    ):
+        other.commands.run(FILES)
+        program = has_files(sandbox)
+        other.commands.run(f"cd /mnt/v && {command}")
+        path = f"/sandboxes/{sandbox.sandbox_id}"
+        made = api.post(f"{path}/snapshots", json={})
+        if allowed:
+            assert made.status_code == 201, made.text
+            with Sandbox.create(made.json()["snapshotID"], timeout=120) as copy:
+                assert copy.commands.run("ls /mnt/v").exit_code == 0
+            Sandbox.delete_snapshot(made.json()["snapshotID"])
+            return
+        for verb, body in [("snapshots", {}), ("pause", {}), ("fork", {"count": 1})]:
+            answer = api.post(f"{path}/{verb}", json=body)
+            assert answer.status_code == 409 and "/mnt/v/" in answer.text and "python3" in answer.text, (verb, answer.text)
+            # It runs on, with all that it has.
+            assert sandbox.commands.run("echo on").stdout == "on\n"
+        assert api.get("/v1/snapshots").json() == []
+        # Without the memory, or without the program, nothing is in the way.
+        program.kill()
+        made = api.post(f"{path}/snapshots", json={})
+        assert made.status_code == 201, made.text
+        Sandbox.delete_snapshot(made.json()["snapshotID"])
+        assert api.post(f"{path}/pause", json={}).status_code == 204
+
+
+def test_what_the_content_api_takes_away_is_in_no_image(server, api, volume, monkeypatch):
+    monkeypatch.setenv("E2B_VOLUME_API_URL", server.url)
+    with Sandbox.create(timeout=300, volume_mounts={"/mnt/v": volume}) as sandbox:
+        sandbox.commands.run(FILES)
+        has_files(sandbox)
+        path = f"/sandboxes/{sandbox.sandbox_id}/snapshots"
+        made = api.post(path, json={})
+        assert made.status_code == 201, made.text
+        volume.write_file("/f", "by somebody else")
+        answer = api.post(path, json={})
+        assert answer.status_code == 409 and "/mnt/v/f" in answer.text, answer.text
+        # And what was made before does not come back with it.
+        answer = api.post("/v2/sandboxes", json={"templateID": made.json()["snapshotID"]})
+        assert answer.status_code == 409 and "/mnt/v/f" in answer.text, answer.text
+        Sandbox.delete_snapshot(made.json()["snapshotID"])
+
+
+@pytest.mark.parametrize("count", [200, 300])
+def test_more_files_than_can_be_told_are_in_no_image(api, volume, count):
+    with Sandbox.create(timeout=300, volume_mounts={"/mnt/v": volume}) as sandbox:
+        sandbox.commands.run(FILES)
+        has_files(sandbox, f"f = [open('/mnt/v/n%d' % n, 'w') for n in range({count})]")
+        made = api.post(f"/sandboxes/{sandbox.sandbox_id}/snapshots", json={})
+        if count == 200:
+            assert made.status_code == 201, made.text
+            Sandbox.delete_snapshot(made.json()["snapshotID"])
+        else:
+            assert made.status_code == 409 and "too many files" in made.text, made.text
+            assert sandbox.commands.run("echo on").stdout == "on\n"
+            assert api.post(f"/sandboxes/{sandbox.sandbox_id}/pause", json={"memory": False}).status_code == 204
+
+
+def test_names_that_nobody_could_look_at_are_in_no_image(api, volume):
+    with Sandbox.create(timeout=300, volume_mounts={"/mnt/v": volume}) as sandbox:
+        sandbox.commands.run(FILES)
+        has_files(sandbox, r"f = open(b'/mnt/v/no-\\xff-text', 'w')")
+        made = api.post(f"/sandboxes/{sandbox.sandbox_id}/snapshots", json={})
+        assert made.status_code == 409 and "no-" in made.text, made.text
+
+
+@pytest.mark.timeout(200)
+def test_what_goes_while_an_image_comes_back_is_no_failure_of_the_server(lone_server):
+    """Between the look and the restore nobody can hold a file: then the answer says what is missing."""
+    server = lone_server
+    volume = Volume.create(fresh_name(), api_key=server.api_key, api_url=server.url)
+    make = lambda: Sandbox.create(timeout=300, volume_mounts={"/mnt/v": volume.name}, **server.opts)  # noqa: E731
+    sandbox, other = make(), make()
+    other.commands.run(FILES)
+    has_files(sandbox)
+    sandbox.beta_pause()
+    # As if it had been opened after it was looked at: nothing is known of it.
+    with sqlite3.connect(server.data_dir / "serve/store.db", timeout=20) as store:
+        store.execute("UPDATE volume_marks SET marks = '[]' WHERE image = ?", (sandbox.sandbox_id,))
+    store.close()
+    other.commands.run("rm /mnt/v/f")
+    resume = lambda **more: httpx.post(  # noqa: E731
+        f"{server.url}/sandboxes/{sandbox.sandbox_id}/resume",
+        json={"timeout": 300, **more},
+        headers=server.headers,
+        timeout=60,
+    )
+    for _ in range(2):
+        answer = resume()
+        assert answer.status_code == 409 and volume.name in answer.text and "memory" in answer.text, answer.text
+    assert resume(memory=False).status_code == 201
+    assert sandbox.commands.run("ls /mnt/v").exit_code == 0
+
+
+def test_the_command_line(server):
+    name = fresh_name()
+    id = server.cli("volume", "create", name, "--size", "16").stdout.strip()
+    other = json.loads(server.cli("volume", "create", fresh_name(), "--json").stdout)
+    rows = server.cli("volume", "list").stdout.splitlines()
+    assert rows[0].split() == ["VOLUME", "NAME", "MIB"] and [id, name, "16"] in [row.split() for row in rows]
+    told = json.loads(server.cli("volume", "list", "--json").stdout)
+    assert {"volumeID": id, "name": name, "sizeMB": 16} in told and "token" not in str(told)
+    refused = server.cli("volume", "delete", name, "none-of-these", check=False)
+    assert refused.returncode == 1 and "none-of-these" in refused.stderr
+    # All or none.
+    assert id in server.cli("volume", "list").stdout
+    server.cli("volume", "delete", name)
+    deleted = server.cli("volume", "delete", other["volumeID"], "--json").stdout
+    assert json.loads(deleted) == {"deleted": [other["volumeID"]]}
+    left = server.cli("volume", "list").stdout
+    assert id not in left and other["volumeID"] not in left

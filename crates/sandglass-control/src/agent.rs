@@ -14,7 +14,7 @@ use sandglass_egress::proxy;
 use sandglass_engine::engine::{AirlockSocket, SessionEnds};
 use sandglass_engine::host::{Host, RefusalKind};
 use sandglass_linux::redirect::original_destination;
-use sandglass_proto::control::{Configure, FromAgent, Holder, REVISION, ToAgent};
+use sandglass_proto::control::{Configure, FromAgent, Holder, MAX_IN_USE, REVISION, ToAgent, Uncounted};
 use sandglass_proto::session::{Epoch, Session};
 use sandglass_store::{CommandDefaults, SandboxRow};
 use sandglass_types::{Error, ErrorKind, PauseMode, SandboxId};
@@ -202,7 +202,7 @@ const UNHEARD: &str = "the sandbox's agent did not answer, and it runs on";
 ///
 /// # Errors
 /// It took too long, or the session ended.
-pub(crate) async fn freeze(line: &Line, mode: PauseMode) -> Result<Vec<String>, Error> {
+pub(crate) async fn freeze(line: &Line, mode: PauseMode) -> Result<Vec<Holder>, Error> {
     let (message, patience) = match mode {
         PauseMode::Full => (ToAgent::Freeze, FREEZE_PATIENCE),
         PauseMode::Filesystem => (ToAgent::FreezeDisk, SYNC_PATIENCE),
@@ -212,8 +212,10 @@ pub(crate) async fn freeze(line: &Line, mode: PauseMode) -> Result<Vec<String>, 
         let answer = line.ask(&message).await?;
         match answer {
             FromAgent::Frozen => Ok(Vec::new()),
-            FromAgent::FrozenWith { in_use } => Ok(in_use),
-            FromAgent::Unsavable { holders } => Err(unsavable(&holders)),
+            FromAgent::FrozenWith { in_use } if in_use.len() <= MAX_IN_USE => Ok(in_use),
+            FromAgent::Unsavable { holders } => Err(unsavable(&holders, "deleted from its disk")),
+            FromAgent::Displaced { holders } => Err(unsavable(&holders, DISPLACED)),
+            FromAgent::Uncounted { why } => Err(uncounted(why)),
             other => Err(Error::internal(UNHEARD, format!("it answered {:?}", shown(&format!("{other:?}"))))),
         }
     };
@@ -315,16 +317,38 @@ async fn hear(session: &Session) -> Result<FromAgent, Error> {
     Err(Error::internal(UNHEARD, "it said too much else"))
 }
 
+/// What is said of files on volumes that others took away from under a program.
+pub(crate) const DISPLACED: &str = "which was deleted, renamed or replaced on the volume";
+
 /// What is said of a sandbox that no image can be made of. The names are the guest's own words to its owner.
-fn unsavable(holders: &[Holder]) -> Error {
+pub(crate) fn unsavable(holders: &[Holder], what: &str) -> Error {
     let one = |Holder { pid, program, file }: &Holder| {
         format!("process {pid} ({:?}) has {:?}", shown(program), shown(file))
     };
     let named: Vec<_> = holders.iter().take(MAX_HOLDERS).map(one).collect();
     let message = format!(
-        "no image can be made of the sandbox as it is, and it runs on: {}, deleted from its disk; let the program \
-         close the file, or end it, and try again",
+        "no image can be made of the sandbox as it is, and it runs on: {}, {what}; let the program close the file, or \
+         end it, and try again",
         named.join(", ")
+    );
+    Error::new(ErrorKind::Conflict, message)
+}
+
+/// What is said where nobody knows which files of volumes an image would rely on.
+fn uncounted(why: Uncounted) -> Error {
+    let why = match why {
+        Uncounted::TooMany => {
+            format!(
+                "its programs have too many files in use on volumes: at most {MAX_IN_USE}, with all their paths in 127 KiB"
+            )
+        }
+        Uncounted::TooLong => {
+            "its agent did not find out in time which files its programs have in use on volumes".to_owned()
+        }
+    };
+    let message = format!(
+        "no image can be made of the sandbox as it is, and it runs on: {why}; let programs close files, or end them, \
+         and try again, or pause it without its memory"
     );
     Error::new(ErrorKind::Conflict, message)
 }
@@ -397,12 +421,12 @@ mod tests {
     #[test]
     fn what_no_image_can_be_made_of_is_named() {
         let holder = |file: &str| Holder { pid: 7, program: "py\n".into(), file: file.into() };
-        let error = unsavable(&[holder("/a"), holder("/b\u{1b}[2J")]);
+        let error = unsavable(&[holder("/a"), holder("/b\u{1b}[2J")], "deleted from its disk");
         assert_eq!(error.kind(), ErrorKind::Conflict);
         let text = error.to_string();
         assert!(text.contains(r#"process 7 ("py\n") has "/a", process 7"#), "{text}");
         assert!(text.contains(r#""/b\u{1b}[2J", deleted"#), "{text}");
-        assert!(unsavable(&vec![holder(&"x".repeat(10_000)); 1000]).to_string().len() < 5000);
+        assert!(unsavable(&vec![holder(&"x".repeat(10_000)); 1000], DISPLACED).to_string().len() < 5000);
     }
 
     #[test]

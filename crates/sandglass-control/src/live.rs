@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use sandglass_egress::policy::RequestHost;
 use sandglass_engine::host::Host;
+use sandglass_proto::control::Holder;
 use sandglass_proto::session::{Closed, Flow, Loopback, OpenError, ResetCode, Target};
 use sandglass_store::SandboxRow;
 use sandglass_types::{Error, ErrorKind, Limits, PauseMode, SandboxId, TeamId};
@@ -173,7 +174,7 @@ impl Live {
 
     /// Makes the agent say no more, so that an image of it has nothing half said. Who wants a stream from now on waits.
     /// Says what its programs have of volumes.
-    pub(crate) async fn freeze(&self, mode: PauseMode) -> Result<Vec<String>, Error> {
+    pub(crate) async fn freeze(&self, mode: PauseMode) -> Result<Vec<Holder>, Error> {
         if mode == PauseMode::Filesystem && self.revision < agent::FREEZE_DISK_SINCE {
             let message = "the sandbox's agent is too old for that: pause it with its memory";
             return Err(Error::new(ErrorKind::Conflict, message));

@@ -12,32 +12,32 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use sandglass_proto::control::{Holder, MAX_IN_USE};
+use sandglass_proto::control::Holder;
 
 /// Holders that are named.
-const MAX_HOLDERS: usize = 8;
+pub(crate) const MAX_HOLDERS: usize = 8;
 
 /// Bytes of a name that are told.
 const MAX_NAME: usize = 256;
 
 /// How long a look may take: a program with a million files must not make it last.
-const LOOK_TIME: Duration = Duration::from_secs(2);
+pub(crate) const LOOK_TIME: Duration = Duration::from_secs(2);
 
 /// Bytes that are read of what a process has mapped.
-const MAX_MAPS: u64 = 4 << 20;
+pub(crate) const MAX_MAPS: u64 = 4 << 20;
 
 /// How the kernel ends the name of what was deleted (proc_pid_fd(5)).
 const DELETED: &[u8] = b" (deleted)";
 
 /// The disks of a sandbox: file systems that its engine serves from outside. What is deleted on one in memory stays in
 /// that memory, and so in an image of it.
-const OUTSIDE: &str = "9p";
+pub(crate) const OUTSIDE: &str = "9p";
 
 /// Device numbers of file systems.
-type Devices = BTreeSet<(u32, u32)>;
+pub(crate) type Devices = BTreeSet<(u32, u32)>;
 
 /// Device numbers of the file systems of this kind, of the text of `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
-fn devices_of(mountinfo: &str, kind: &str) -> Devices {
+pub(crate) fn devices_of(mountinfo: &str, kind: &str) -> Devices {
     let device = |line: &str| {
         let (mount, file_system) = line.split_once(" - ")?;
         let (major, minor) = mount.split(' ').nth(2)?.split_once(':')?;
@@ -46,22 +46,23 @@ fn devices_of(mountinfo: &str, kind: &str) -> Devices {
     mountinfo.lines().filter_map(device).collect()
 }
 
-/// Device numbers of the volumes: file systems from outside that are neither the root nor the sandbox's own `/tmp`.
-fn volumes_of(mountinfo: &str) -> Devices {
-    let is_volume = |line: &&str| !matches!(line.split(' ').nth(4), None | Some("/" | "/tmp"));
-    let lines: Vec<_> = mountinfo.lines().filter(is_volume).collect();
-    devices_of(&lines.join("\n"), OUTSIDE)
-}
-
 /// The file of a line of `/proc/PID/maps` (proc_pid_maps(5)), if it was deleted, and its device.
 fn deleted_in_map(line: &str) -> Option<((u32, u32), &str)> {
-    let (device, name) = mapped_file(line)?;
+    let Mapped { device, name, .. } = mapped_file(line)?;
     let name = name.as_bytes().strip_suffix(DELETED)?;
     Some((device, std::str::from_utf8(name).ok()?))
 }
 
-/// The file of such a line, and its device.
-fn mapped_file(line: &str) -> Option<((u32, u32), &str)> {
+/// A file that a process has mapped.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Mapped<'a> {
+    pub(crate) device: (u32, u32),
+    pub(crate) inode: u64,
+    pub(crate) name: &'a str,
+}
+
+/// The file of such a line.
+pub(crate) fn mapped_file(line: &str) -> Option<Mapped<'_>> {
     let mut rest = line;
     let mut fields = std::iter::from_fn(|| {
         let (field, after) = rest.trim_start().split_once(' ')?;
@@ -69,10 +70,10 @@ fn mapped_file(line: &str) -> Option<((u32, u32), &str)> {
         Some(field)
     });
     let (major, minor) = fields.nth(3)?.split_once(':')?;
-    let _inode = fields.next()?;
+    let inode = fields.next()?.parse().ok()?;
     let number = |text| u32::from_str_radix(text, 16).ok();
     let name = rest.trim_start();
-    (!name.is_empty()).then_some(((number(major)?, number(minor)?), name))
+    (!name.is_empty()).then_some(Mapped { device: (number(major)?, number(minor)?), inode, name })
 }
 
 /// Everything that a program has of the disks though it was deleted, as far as can be seen, of all processes but this one.
@@ -106,51 +107,6 @@ pub(crate) fn holders() -> Vec<Holder> {
     holders
 }
 
-/// Paths of the files and folders that programs have on volumes, as far as can be seen, of all processes but this one.
-/// Blocks.
-pub(crate) fn in_use_on_volumes() -> Vec<String> {
-    let until = Instant::now() + LOOK_TIME;
-    let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let volumes = volumes_of(&mountinfo);
-    let own = std::process::id().to_string();
-    let mut found = BTreeSet::new();
-    if volumes.is_empty() {
-        return Vec::new();
-    }
-    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let is_process =
-            process.file_name().to_str().is_some_and(|name| name != own && name.parse::<u32>().is_ok());
-        if !is_process {
-            continue;
-        }
-        let folder = process.path();
-        let files =
-            std::fs::read_dir(folder.join("fd")).into_iter().flatten().flatten().map(|file| file.path());
-        let links = ["cwd", "root", "exe"].map(|link| folder.join(link)).into_iter();
-        for link in links.chain(files) {
-            if found.len() >= MAX_IN_USE || Instant::now() > until {
-                return found.into_iter().collect();
-            }
-            found.extend(on_volume(&link, &volumes));
-        }
-        let mut maps = Vec::new();
-        let _ = File::open(folder.join("maps")).and_then(|file| file.take(MAX_MAPS).read_to_end(&mut maps));
-        let mapped = String::from_utf8_lossy(&maps);
-        let mapped = mapped.lines().filter_map(mapped_file).filter(|(device, _)| volumes.contains(device));
-        let room = MAX_IN_USE.saturating_sub(found.len());
-        found.extend(mapped.map(|(_, name)| name.to_owned()).take(room));
-    }
-    found.into_iter().collect()
-}
-
-/// What a link of `/proc` leads to, if that is on a volume and has a name that is text.
-fn on_volume(link: &Path, volumes: &Devices) -> Option<String> {
-    let device = std::fs::metadata(link).ok()?.dev();
-    let target = std::fs::read_link(link).ok()?;
-    volumes.contains(&(rustix::fs::major(device), rustix::fs::minor(device))).then_some(())?;
-    target.to_str().map(str::to_owned)
-}
-
 /// The names of what a process has.
 fn held(process: &Path, disks: &Devices, until: Instant) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
@@ -181,7 +137,7 @@ fn deleted_at(link: &Path, disks: &Devices) -> Option<String> {
     (disks.contains(&device) && !is_there).then(|| String::from_utf8_lossy(name).into_owned())
 }
 
-fn shortened(text: &str) -> String {
+pub(crate) fn shortened(text: &str) -> String {
     let end = (0..=MAX_NAME.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     text[..end].to_owned()
 }
@@ -204,14 +160,6 @@ mod tests {
         assert_eq!(deleted_in_map(line), Some(((0, 17), "/home/user/my file")));
         assert_eq!(deleted_in_map(line.trim_end_matches(" (deleted)")), None);
         assert_eq!(deleted_in_map("7ea247b0b000-7ea247b0d000 rw-p 00000000 00:00 0 "), None);
-    }
-
-    #[test]
-    fn volumes_are_what_is_from_outside_and_not_the_sandbox_s_own() {
-        let text = "1 0 0:17 / / rw - 9p none rw\n2 1 0:20 / /tmp rw - 9p none rw\n\
-                    3 1 0:24 / /dev/shm rw - tmpfs none rw\n4 1 0:25 / /mnt/v rw - 9p none rw\n";
-        assert_eq!(volumes_of(text), Devices::from([(0, 25)]));
-        assert_eq!(mapped_file("1-2 rw-s 00000000 00:19 484  /mnt/v/f"), Some(((0, 25), "/mnt/v/f")));
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod guard;
 mod hooks;
 mod http;
 mod identity;
+mod in_use;
 mod init;
 mod job;
 mod journal;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use sandglass_proto::control::{Configure, FromAgent, REVISION, ToAgent};
+use sandglass_proto::control::{Configure, FromAgent, REVISION, ToAgent, Uncounted};
 use sandglass_proto::session::{AgentEvent, AgentSession, Incoming, ResetCode, SendError, Target};
 use tokio::net::TcpStream;
 
@@ -13,7 +13,7 @@ use crate::agent::Agent;
 use crate::identity::{self, ConfigureError, Was};
 use crate::process::Origin;
 use crate::settings::Settings;
-use crate::{deleted, hooks, http, log};
+use crate::{deleted, hooks, http, in_use, log};
 
 /// How long a connection to the guest's loopback may take: nothing is far away there.
 const DIAL_TIME: Duration = Duration::from_secs(5);
@@ -66,22 +66,25 @@ async fn control(agent: &Arc<Agent>, session: &AgentSession) -> sandglass_proto:
                     // The machine's other programs are none of this sandbox.
                     Some(_) => Vec::new(),
                 };
-                if holders.is_empty() {
-                    let in_use = match agent.sole_user {
-                        None => {
-                            tokio::time::timeout(LOOK_TIME, agent.blocking.run(deleted::in_use_on_volumes))
-                                .await
-                                .unwrap_or_default()
-                        }
-                        Some(_) => Vec::new(),
-                    };
-                    if session.hold().await.is_err() {
-                        continue;
-                    }
-                    agent.clock.stop();
-                    if in_use.is_empty() { FromAgent::Frozen } else { FromAgent::FrozenWith { in_use } }
+                let looked = if !holders.is_empty() {
+                    Err(FromAgent::Unsavable { holders })
+                } else if agent.sole_user.is_none() && in_use::has_volumes() {
+                    // Whoever does not say in time has said nothing, and that is no "nothing".
+                    tokio::time::timeout(LOOK_TIME, agent.blocking.run(in_use::on_volumes))
+                        .await
+                        .unwrap_or(Err(FromAgent::Uncounted { why: Uncounted::TooLong }))
                 } else {
-                    FromAgent::Unsavable { holders }
+                    Ok(Vec::new())
+                };
+                match looked {
+                    Ok(in_use) => {
+                        if session.hold().await.is_err() {
+                            continue;
+                        }
+                        agent.clock.stop();
+                        if in_use.is_empty() { FromAgent::Frozen } else { FromAgent::FrozenWith { in_use } }
+                    }
+                    Err(refusal) => refusal,
                 }
             }
             AgentEvent::Control(ToAgent::Idle) => {

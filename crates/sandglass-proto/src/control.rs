@@ -10,15 +10,19 @@ use serde::{Deserialize, Serialize};
 /// The newest protocol revision that this code speaks. An agent announces its own in [`FromAgent::Hello`].
 ///
 /// Revision 2 knows [`FromAgent::Unsavable`], revision 3 [`ToAgent::FreezeDisk`], revision 4 [`ToAgent::Idle`], and revision 5
-/// [`FromAgent::FrozenWith`].
+/// [`FromAgent::FrozenWith`], [`FromAgent::Displaced`] and [`FromAgent::Uncounted`].
 pub const REVISION: u32 = 5;
 
 /// Upper bound for one encoded control message, in bytes. The largest is [`Configure`]: clients may set 64 KiB
 /// of environment.
 pub const MAX_CONTROL_LEN: usize = 128 * 1024;
 
-/// Most paths of [`FromAgent::FrozenWith`]. Of what is more nobody knows whether it changed.
+/// Most files of [`FromAgent::FrozenWith`]. Whoever has more says [`FromAgent::Uncounted`].
 pub const MAX_IN_USE: usize = 256;
+
+/// Most bytes of all files of [`FromAgent::FrozenWith`] as they are encoded: a path may have 4096 bytes, and a message is at
+/// most [`MAX_CONTROL_LEN`].
+pub const MAX_IN_USE_LEN: usize = MAX_CONTROL_LEN - 1024;
 
 /// From the server to the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,7 +31,7 @@ pub enum ToAgent {
     /// Sets identity, secrets and defaults of this generation. No client request is served before it.
     Configure(Box<Configure>),
     /// Asks the agent to write nothing more to the session once it has answered [`FromAgent::Frozen`]. It may answer
-    /// [`FromAgent::Unsavable`] instead, and goes on then.
+    /// [`FromAgent::Unsavable`], [`FromAgent::Displaced`] or [`FromAgent::Uncounted`] instead, and goes on then.
     Freeze,
     /// Asks the agent to write all that programs wrote to the disk, and then the same. No image is made of their memory, so
     /// nothing that they have is in the way. Since revision 3.
@@ -70,15 +74,25 @@ impl std::fmt::Debug for Configure {
     }
 }
 
-/// A program that has a file which was deleted. Its names are what the guest says they are.
+/// A program that has a file. Its names are what the guest says they are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     /// Process id inside.
     pub pid: u32,
     /// Name of the program.
     pub program: String,
-    /// Path that the file had.
+    /// Path of the file, or the one that it had.
     pub file: String,
+}
+
+/// Why an agent can't say what is in use on volumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Uncounted {
+    /// It is more than a message holds.
+    TooMany,
+    /// It took too long to find out.
+    TooLong,
 }
 
 /// From the agent to the server. Whatever arrives here was written by the enemy's neighbour: it is bounded and
@@ -110,8 +124,19 @@ pub enum FromAgent {
     /// The same as [`FromAgent::Frozen`], and these files and folders are in use that are on volumes: what comes back from an image
     /// relies on them. Since revision 5.
     FrozenWith {
-        /// Their paths; there is at least one, and there are at most [`MAX_IN_USE`].
-        in_use: Vec<String>,
+        /// They, each with one of the programs that have it; there is at least one, and there are at most [`MAX_IN_USE`].
+        in_use: Vec<Holder>,
+    },
+    /// No image can be made of the sandbox as it is: what programs have on volumes is not what is at its path. Since
+    /// revision 5.
+    Displaced {
+        /// Some of them; there is at least one.
+        holders: Vec<Holder>,
+    },
+    /// No image can be made of the sandbox as it is: nobody would know what it relies on. Since revision 5.
+    Uncounted {
+        /// What is in the way.
+        why: Uncounted,
     },
     /// No image can be made of the sandbox as it is: programs have files that were deleted.
     Unsavable {

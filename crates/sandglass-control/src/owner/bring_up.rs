@@ -177,7 +177,9 @@ async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
         Origin::Image => {
             volume_marks::check(shared, id, &row.volumes).await?;
             sandglass_failpoint::hit_async("control.resume.host").await.map_err(crate::injected)?;
-            host.restore(spec(row, ends), id).await?;
+            if let Err(error) = host.restore(spec(row, ends), id).await {
+                return Err(volume_marks::explain(shared, id, &row.volumes, error.into()).await);
+            }
         }
         Origin::Disk => {
             sandglass_failpoint::hit_async("control.resume.boot").await.map_err(crate::injected)?;
@@ -189,9 +191,12 @@ async fn make(means: &Means, origin: &Origin) -> Result<(), Error> {
             if matches!(row.made_from, MadeFrom::Snapshot(_)) {
                 lease.expanded(expand(shared, row, lease)).await?;
             }
-            volume_marks::check(shared, &lease.id().image(), &row.volumes).await?;
+            let image = lease.id().image();
+            volume_marks::check(shared, &image, &row.volumes).await?;
             sandglass_failpoint::hit_async("control.copy.host").await.map_err(crate::injected)?;
-            host.restore(spec(row, ends), &lease.id().image()).await.map_err(absent)?;
+            if let Err(error) = host.restore(spec(row, ends), &image).await {
+                return Err(volume_marks::explain(shared, &image, &row.volumes, absent(error)).await);
+            }
         }
         Origin::Unused(lease) => {
             sandglass_failpoint::hit_async("control.pool.host").await.map_err(crate::injected)?;
