@@ -1,4 +1,4 @@
-//! `sandglass volume`: works on the content of one volume, for one question, and ends.
+//! `sandglass volume-content`: works on the content of one volume, for one question, and ends.
 //!
 //! What is on a volume is a guest's: links, pipes, names of any bytes, and all of it changes at any moment. So this is a
 //! process of its own, in which the volume is the whole file system, and which keeps of root's rights those over files
