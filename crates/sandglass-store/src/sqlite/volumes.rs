@@ -104,25 +104,22 @@ impl SqliteStore {
     }
 
     pub(super) async fn volume_of(&self, id: &VolumeId) -> Result<Option<VolumeRow>, StoreError> {
-        let found = sqlx::query(select!("id = ?1 AND state = 'ready'"))
-            .bind(id.as_str())
-            .fetch_optional(&self.readers)
-            .await
-            .map_err(database)?;
-        found.as_ref().map(rows::volume).transpose()
+        self.one_volume(select!("id = ?1 AND state = 'ready'"), id).await
     }
 
     pub(super) async fn volume_of_working_team(
         &self,
         id: &VolumeId,
     ) -> Result<Option<VolumeRow>, StoreError> {
-        let found = sqlx::query(select!(
+        let sql = select!(
             "id = ?1 AND state = 'ready' AND team IN (SELECT id FROM teams WHERE revoked_at IS NULL)"
-        ))
-        .bind(id.as_str())
-        .fetch_optional(&self.readers)
-        .await
-        .map_err(database)?;
+        );
+        self.one_volume(sql, id).await
+    }
+
+    async fn one_volume(&self, sql: &'static str, id: &VolumeId) -> Result<Option<VolumeRow>, StoreError> {
+        let found =
+            sqlx::query(sql).bind(id.as_str()).fetch_optional(&self.readers).await.map_err(database)?;
         found.as_ref().map(rows::volume).transpose()
     }
 
