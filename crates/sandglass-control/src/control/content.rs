@@ -70,7 +70,8 @@ struct Place {
     team: TeamId,
     number: u64,
     asked: Arc<Mutex<Asked>>,
-    _place: OwnedSemaphorePermit,
+    /// `None` while it waits for others.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Default for Contents {
@@ -94,28 +95,29 @@ impl Contents {
         }
     }
 
-    /// A place for a client's question.
+    /// A place for a client's question. Those who wait for one count as well.
     async fn place(&self, id: &VolumeId, team: TeamId) -> Result<Place, Error> {
-        {
-            let asked = lock(&self.asked);
-            let of_volume = asked.volumes.get(id).map_or(0, |of| of.lines.len());
-            if of_volume >= MAX_OF_VOLUME || asked.teams.get(&team).copied().unwrap_or(0) >= MAX_OF_TEAM {
-                return Err(busy());
-            }
-        }
-        self.place_of(&self.places, id, team).await
+        self.count(id, team, MAX_OF_VOLUME, MAX_OF_TEAM)?.wait(&self.places).await
     }
 
-    async fn place_of(&self, places: &Arc<Semaphore>, id: &VolumeId, team: TeamId) -> Result<Place, Error> {
-        let place = timeout(QUEUE_PATIENCE, Arc::clone(places).acquire_owned()).await;
-        let place = place.ok().and_then(Result::ok).ok_or_else(busy)?;
+    /// A place for a question of the server's own, which waits for no client.
+    async fn own_place(&self, id: &VolumeId, team: TeamId) -> Result<Place, Error> {
+        self.count(id, team, usize::MAX, usize::MAX)?.wait(&self.own).await
+    }
+
+    /// Counts a question, unless there are so many of its volume or its team.
+    fn count(&self, id: &VolumeId, team: TeamId, of_volume: usize, of_team: usize) -> Result<Place, Error> {
         let mut asked = lock(&self.asked);
+        let now = asked.volumes.get(id).map_or(0, |of| of.lines.len());
+        if now >= of_volume || asked.teams.get(&team).copied().unwrap_or(0) >= of_team {
+            return Err(busy());
+        }
         let number = asked.next;
         asked.next += 1;
         asked.volumes.entry(id.clone()).or_default().lines.insert(number, None);
         *asked.teams.entry(team).or_default() += 1;
         drop(asked);
-        Ok(Place { id: id.clone(), team, number, asked: Arc::clone(&self.asked), _place: place })
+        Ok(Place { id: id.clone(), team, number, asked: Arc::clone(&self.asked), permit: None })
     }
 }
 
@@ -126,6 +128,12 @@ fn shut(line: &StdStream) {
 }
 
 impl Place {
+    async fn wait(mut self, places: &Arc<Semaphore>) -> Result<Self, Error> {
+        let permit = timeout(QUEUE_PATIENCE, Arc::clone(places).acquire_owned()).await;
+        self.permit = Some(permit.ok().and_then(Result::ok).ok_or_else(busy)?);
+        Ok(self)
+    }
+
     /// What this question is asked on.
     fn asked_on(&self, line: &StdStream) -> std::io::Result<()> {
         let line = line.try_clone()?;
@@ -292,10 +300,42 @@ pub(crate) async fn marks_of(
     let wanted = paths.len();
     let team = shared.store.volume(id).await.map_err(stored)?.map(|row| row.team);
     let team = team.ok_or_else(|| failed(format!("there is no volume {id}")))?;
-    // It waits for no client.
-    let place = shared.contents.place_of(&shared.contents.own, id, team).await?;
+    let place = shared.contents.own_place(id, team).await?;
     match open(&shared.host, id, place).await?.ask(&Ask::Marks { paths }).await? {
         Said::Marks(marks) if marks.len() == wanted => Ok(marks),
         other => Err(failed(format!("it answered {other:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn those_who_wait_for_a_place_count_as_well() {
+        let contents = Arc::new(Contents::default());
+        let all = u32::try_from(MAX_QUESTIONS).unwrap();
+        let taken = Arc::clone(&contents.places).acquire_many_owned(all).await.unwrap();
+        let (id, team) = (VolumeId::random(), TeamId::random());
+        let mut asking = JoinSet::new();
+        for _ in 0..3 * MAX_OF_VOLUME {
+            let (contents, id) = (Arc::clone(&contents), id.clone());
+            asking.spawn(async move { contents.place(&id, team).await });
+        }
+        // Each has asked by then.
+        for _ in 0..3 * MAX_OF_VOLUME {
+            tokio::task::yield_now().await;
+        }
+        drop(taken);
+        let let_in: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
+        assert_eq!(let_in.len(), MAX_OF_VOLUME);
+        // Whoever is done makes room, and the server's own questions need none of it.
+        assert!(contents.place(&id, team).await.is_err());
+        contents.own_place(&id, team).await.unwrap();
+        drop(let_in);
+        contents.place(&id, team).await.unwrap();
+        assert!(lock(&contents.asked).volumes.is_empty() && lock(&contents.asked).teams.is_empty());
     }
 }
