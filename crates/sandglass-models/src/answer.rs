@@ -90,24 +90,15 @@ impl Stream {
     /// Hears the next bytes. Returns what goes on to the client of what has come so far.
     pub fn feed(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.length = self.length.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
-        if !self.hides {
-            let Self { events, .. } = self;
-            let mut heard = Vec::new();
-            events.feed(bytes, |_, data| heard.push(data.to_owned()));
-            heard.iter().for_each(|data| {
-                self.hear(data);
-            });
-            return bytes.to_vec();
-        }
         let mut whole = Vec::new();
         self.events.feed(bytes, |raw, data| whole.push((raw.to_vec(), data.to_owned())));
-        let mut on = Vec::new();
+        let mut wanted = Vec::new();
         for (raw, data) in whole {
             if !self.hear(&data) {
-                on.extend(raw);
+                wanted.extend(raw);
             }
         }
-        on
+        if self.hides { wanted } else { bytes.to_vec() }
     }
 
     /// What it said, and what of it has not gone on yet.
