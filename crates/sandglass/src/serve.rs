@@ -291,7 +291,8 @@ async fn serve(
     };
     tasks.spawn(shutdown.clone().run_until_cancelled_owned(giving_back));
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    sandglass_api::serve(listener, to_edge, tls, control.clone(), shutdown.clone()).await?;
+    // On a worker, and not on this thread, which is none: each connection would have to be handed from here to one of them.
+    tasks.spawn(sandglass_api::serve(listener, to_edge, tls, control.clone(), shutdown.clone())).await??;
     shutdown.cancel();
     control.stop().await;
     if host_gone.is_cancelled() {
