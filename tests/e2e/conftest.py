@@ -13,6 +13,7 @@ import pytest
 from e2b import Sandbox
 from estate import Estate
 from support import OLD_SDK, PROGRAM, Server, until
+from upstream import Upstream
 
 
 def pytest_sessionstart(session):
@@ -180,6 +181,15 @@ def fresh(server):
     sandbox = Sandbox.create(timeout=300)
     yield sandbox
     sandbox.kill()
+
+
+@pytest.fixture
+def upstream():
+    """A provider of models that says what the test wrote down, and is asked for nothing else."""
+    upstream = Upstream()
+    yield upstream
+    upstream.close()
+    assert not upstream.unexpected, [(asked.path, asked.raw[:2000]) for asked in upstream.unexpected]
 
 
 @pytest.fixture
