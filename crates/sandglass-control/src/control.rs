@@ -6,6 +6,7 @@ mod config;
 mod content;
 mod create;
 mod logs;
+mod models;
 mod pools;
 mod reconciling;
 mod samples;
@@ -21,6 +22,8 @@ pub use self::config::{Config, Patience};
 pub use self::content::Content;
 pub(crate) use self::content::{Contents, marks_of};
 pub use self::logs::{LogEntry, LogLevel};
+pub(crate) use self::models::outcome as granted;
+pub use self::models::{GrantRequest, GrantedModels, Models, Purse};
 pub use self::pools::MAX_POOL;
 pub use self::snapshots::{ListSnapshots, MAX_CHILDREN};
 pub use self::storage::DiskUse;
@@ -122,6 +125,7 @@ impl Control {
         let engine = host.describe().await?;
         let node = store.node().await.map_err(stored)?;
         let control = Self(Arc::new(Shared::new(store, host, clock, config, engine, node)));
+        control.take_up_money().await?;
         let adopted = control.reconcile().await?;
         // A client that was cut off by the last server's end finds its sandbox as soon as this one answers.
         let all = async {
@@ -384,7 +388,7 @@ impl Control {
     /// # Errors
     /// The operator's configuration lacks what it needs, or the addresses of this machine can't be read.
     pub fn effective(&self, row: &SandboxRow) -> Result<(Effective, Vec<Warning>), Error> {
-        self.0.config.egress.effective(&row.policy)
+        self.0.config.egress.effective(&row.policy, row.models.as_ref())
     }
 
     /// The last receipts of a sandbox of this team, also of one that ended: at most `limit` lines, oldest first.

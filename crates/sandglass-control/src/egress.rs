@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use fs_err as fs;
 use sandglass_egress::enforcer::{Enforcer, Ledger, NoRoom, Settings};
 use sandglass_egress::ledger::{self, FileLedger};
-use sandglass_egress::policy::{Edge, Effective, Operator, Policy, Surroundings, Warning};
+use sandglass_egress::policy::{Edge, Effective, Operator, Policy, Service, Services, Surroundings, Warning};
 use sandglass_egress::proxy::{Caps, Dial};
 use sandglass_egress::receipt::Head;
 use sandglass_egress::remembered::Remembered;
@@ -17,7 +17,7 @@ use sandglass_egress::retention::{self, Retention};
 use sandglass_egress::totals::Totals;
 use sandglass_engine::network::{AIRLOCK_ADDRESS, AIRLOCK_NETWORK, PREFIX_LEN};
 use sandglass_linux::netlink::Rtnetlink;
-use sandglass_store::SandboxRow;
+use sandglass_store::{ModelGrant, SandboxRow};
 use sandglass_types::error::Chain;
 use sandglass_types::net::{Cidr, Hostname};
 use sandglass_types::{Error, ErrorKind, SandboxId};
@@ -55,14 +55,20 @@ const SETTLE: Duration = Duration::from_secs(1);
 const REMEMBER_EVERY: Duration = Duration::from_secs(30);
 
 impl Egress {
-    /// What a request comes to now, and what its author should know about it.
+    /// What a request comes to now, with what the sandbox was granted, and what its author should know about it.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if it names what this server does not have, or the addresses of this machine can't be read.
-    pub(crate) fn effective(&self, request: &Policy) -> Result<(Effective, Vec<Warning>), Error> {
+    pub(crate) fn effective(
+        &self,
+        request: &Policy,
+        models: Option<&ModelGrant>,
+    ) -> Result<(Effective, Vec<Warning>), Error> {
         let surroundings = surroundings(self.domain.clone())?;
-        Effective::new(request, &self.operator, surroundings)
-            .map_err(|unknown| Error::new(ErrorKind::Invalid, unknown.to_string()))
+        let (effective, warnings) = Effective::new(request, &self.operator, surroundings)
+            .map_err(|unknown| Error::new(ErrorKind::Invalid, unknown.to_string()))?;
+        let granted = models.map(|_| Service::Models).into_iter().collect();
+        Ok((effective.granting(Services { address: AIRLOCK_ADDRESS, granted }), warnings))
     }
 
     async fn take_up(
@@ -70,7 +76,7 @@ impl Egress {
         row: &SandboxRow,
         tasks: &TaskTracker,
     ) -> Result<(Effective, FileLedger, Option<Head>, Remembered), Error> {
-        let (policy, _) = self.effective(&row.policy)?;
+        let (policy, _) = self.effective(&row.policy, row.models.as_ref())?;
         let unusable = |error: io::Error| Error::internal("the receipts can't be kept", error);
         let folder = self.receipts.join(row.id.as_str());
         fs::create_dir_all(&folder).map_err(unusable)?;

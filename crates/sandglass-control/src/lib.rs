@@ -36,10 +36,10 @@ mod volume_marks;
 pub use admission::Budgets;
 pub use auto_resume::Sleeper;
 pub use control::{
-    CameBy, Config, Content, Control, DiskUse, KnownTemplate, ListSnapshots, LogEntry, LogLevel,
-    MAX_CHILDREN, MAX_POOL, Patience, VolumesConfig,
+    CameBy, Config, Content, Control, DiskUse, GrantRequest, GrantedModels, KnownTemplate, ListSnapshots,
+    LogEntry, LogLevel, MAX_CHILDREN, MAX_POOL, Models, Patience, Purse, VolumesConfig,
 };
-pub(crate) use control::{in_between, injected, not_found, stored};
+pub(crate) use control::{granted, in_between, injected, not_found, stored};
 pub use definition::TemplateDefinition;
 pub use egress::Egress;
 pub use kept::Kept;

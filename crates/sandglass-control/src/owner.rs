@@ -13,7 +13,7 @@ use sandglass_egress::policy::Policy;
 use sandglass_engine::Exit;
 use sandglass_engine::engine::Pace;
 use sandglass_engine::host::HostError;
-use sandglass_store::{SandboxRow, Transition};
+use sandglass_store::{ModelGrant, Money, SandboxRow, Transition};
 use sandglass_types::error::Chain;
 use sandglass_types::{Error, ErrorKind, PauseMode, SandboxState};
 use tokio::sync::mpsc;
@@ -355,6 +355,10 @@ impl<'a> Owner<'a> {
                         let _gone = reply.send(set.await);
                         continue;
                     }
+                    Some((span, Request::GrantModels { money, reply })) => {
+                        let _gone = reply.send(self.grant_models(&money).instrument(span).await);
+                        continue;
+                    }
                     Some((span, Request::Pause { mode, reply })) => {
                         let Some(live) = &live else {
                             let message = "the sandbox is still being started";
@@ -538,8 +542,19 @@ impl<'a> Owner<'a> {
         }
     }
 
+    async fn grant_models(&mut self, money: &Money) -> Result<ModelGrant, Error> {
+        let granted = self.shared.store.grant_models(&self.row.id, money).await;
+        let grant = crate::granted(&self.row.id, granted.map_err(crate::stored)?)?;
+        let (effective, _) = self.shared.config.egress.effective(&self.row.policy, Some(&grant))?;
+        self.row.models = Some(grant.clone());
+        if let Some(enforcer) = &self.enforcer {
+            enforcer.set_policy(effective);
+        }
+        Ok(grant)
+    }
+
     async fn set_policy(&mut self, policy: Policy, internet: Option<bool>) -> Result<(), Error> {
-        let (effective, _) = self.shared.config.egress.effective(&policy)?;
+        let (effective, _) = self.shared.config.egress.effective(&policy, self.row.models.as_ref())?;
         let stored = self.shared.store.set_policy(&self.row.id, &policy, internet).await;
         if !stored.map_err(crate::stored)? {
             return Err(crate::not_found(&self.row.id));

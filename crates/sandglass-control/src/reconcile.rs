@@ -140,6 +140,7 @@ pub(crate) mod tests {
             start_path: Default::default(),
             defaults: None,
             volumes: Vec::new(),
+            models: None,
             state,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(0),

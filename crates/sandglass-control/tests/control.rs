@@ -16,6 +16,8 @@ mod copies;
 mod fixture;
 #[path = "control/lifecycle.rs"]
 mod lifecycle;
+#[path = "control/models.rs"]
+mod models;
 #[path = "control/policy.rs"]
 mod policy;
 #[path = "control/pools.rs"]

@@ -48,7 +48,7 @@ const REFUSALS: (Duration, u32) = (Duration::from_millis(100), 1000);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long the address of a name is good that this server answers for, in seconds. It is always the same.
-const EDGE_TTL: u32 = 60;
+const OWN_TTL: u32 = 60;
 
 /// How long to wait after a connection could not be accepted.
 const RETRY: Duration = Duration::from_millis(100);
@@ -91,9 +91,9 @@ async fn decide(enforcer: &Enforcer, asked: &Asked) -> (Receipt, Answer) {
         Verdict::Allow(grant) => grant,
         Verdict::Deny(_) => return (receipt, Answer::Refused),
     };
-    match (record, grant.edge) {
-        (Record::A, Some(edge)) => {
-            (Receipt { answer: vec![edge.into()], ..receipt }, Answer::Addresses(vec![edge], EDGE_TTL))
+    match (record, grant.own) {
+        (Record::A, Some((_, own))) => {
+            (Receipt { answer: vec![own.into()], ..receipt }, Answer::Addresses(vec![own], OWN_TTL))
         }
         (Record::A, None) => addresses(enforcer, &name, receipt).await,
         // Nothing inside routes IPv6; and without a record of the service, nobody learns how to hide the name in TLS.

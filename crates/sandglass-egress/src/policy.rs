@@ -13,15 +13,19 @@ mod e2b;
 mod effective;
 mod explain;
 mod rule;
+mod service;
 mod special;
 
-pub use decide::{Cause, Connection, Denial, Doubt, Grant, Host, Question, Record, Seen, Verdict, decide};
+pub use decide::{
+    By, Cause, Connection, Denial, Doubt, Grant, Host, Question, Record, Seen, Verdict, decide,
+};
 pub use e2b::{E2bError, Ingress, Network, RequestHost, from_e2b, ingress_from_e2b, lists_of};
 pub use effective::{Effective, UnknownFeature, Warning};
 pub use rule::{
     FeatureName, InvalidLabel, InvalidRules, Label, MAX_HTTP_TERMS, MAX_RULES, Origin, RuleId, Rules,
     Transport,
 };
+pub use service::{Own, Service, Services};
 pub use special::{
     Barrier, Class, Edge, GUEST_API_PORT, InvalidOpening, MAX_OPENINGS, Openings, Surroundings,
 };

@@ -5,7 +5,7 @@
 //! - Where the policy needs a name to decide, on ports 443 and 80, it is read first ([`crate::tls`], [`crate::http`]).
 //!   On all other ports, and where the policy allows the address whatever is sent there, nothing is waited for.
 //! - What is allowed goes to the address that was decided on, and to no other: nothing is resolved, nothing is retried.
-//! - What is for a name of the server's own domain goes to the server's edge, in the same process.
+//! - What is for a name that the server answers for itself goes there, in the same process.
 //! - HTTP on port 80 carries one request per connection, so that none goes unseen behind another.
 //! - When the policy changes, each flow is decided anew with what it showed, and reset if it may not go on.
 //!
@@ -15,14 +15,14 @@
 mod answer;
 mod body;
 mod caps;
-mod edge;
+mod door;
 mod flow;
 mod http;
 mod socket;
 mod splice;
 
 pub use caps::Caps;
-pub use edge::{Caller, Place};
+pub use door::{Caller, Place};
 
 use std::convert::Infallible;
 use std::fmt;
@@ -40,8 +40,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::enforcer::Enforcer;
+use crate::policy::{Own, Service};
 use caps::Meter;
-use edge::Door;
+use door::Door;
 use flow::Flow;
 use socket::Socket;
 
@@ -57,26 +58,37 @@ pub trait Dial: fmt::Debug + Send + Sync {
     /// There is no connection.
     async fn dial(&self, to: SocketAddr) -> io::Result<TcpStream>;
 
-    /// A stream from a sandbox to what answers for names of the server's own domain.
+    /// A stream from a sandbox to what the server answers for itself.
     ///
     /// # Errors
     /// There is none for this sandbox now.
-    fn edge(&self, from: &SandboxId) -> io::Result<TcpStream>;
+    fn enter(&self, own: Own, from: &SandboxId) -> io::Result<TcpStream>;
 }
 
 /// Connects from where the server is.
 #[derive(Debug)]
 pub struct Direct {
-    door: Door,
+    edge: Door,
+    models: Door,
+}
+
+/// What sandboxes want of the server itself, as it comes from each of its doors.
+#[derive(Debug)]
+pub struct Callers {
+    /// Ports of sandboxes, by names of the server's own domain.
+    pub edge: mpsc::Receiver<Caller>,
+    /// Calls of models.
+    pub models: mpsc::Receiver<Caller>,
 }
 
 impl Direct {
-    /// What is for the edge comes out at the other end, as from a listener; but it never was on a network. Sandboxes have a
-    /// share of the `connections` into sandboxes that there are.
+    /// What is for the server itself comes out at the other end, as from a listener; but it never was on a network. At the edge,
+    /// sandboxes have a share of the `connections` into sandboxes that there are; of `calls` of models at a time, all.
     #[must_use]
-    pub fn new(connections: usize) -> (Self, mpsc::Receiver<Caller>) {
-        let (door, callers) = Door::new(connections);
-        (Self { door }, callers)
+    pub fn new(connections: usize, calls: usize) -> (Self, Callers) {
+        let (edge, to_edge) = Door::of_share(connections);
+        let (models, to_models) = Door::new(calls);
+        (Self { edge, models }, Callers { edge: to_edge, models: to_models })
     }
 }
 
@@ -86,8 +98,11 @@ impl Dial for Direct {
         TcpStream::connect(to).await
     }
 
-    fn edge(&self, from: &SandboxId) -> io::Result<TcpStream> {
-        self.door.enter(from)
+    fn enter(&self, own: Own, from: &SandboxId) -> io::Result<TcpStream> {
+        match own {
+            Own::Edge => self.edge.enter(from),
+            Own::Service(Service::Models) => self.models.enter(from),
+        }
     }
 }
 

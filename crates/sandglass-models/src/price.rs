@@ -153,6 +153,7 @@ pub struct Model {
 pub struct Prices {
     models: BTreeMap<String, Model>,
     names: BTreeMap<String, String>,
+    text: String,
     snapshot: Digest,
 }
 
@@ -162,8 +163,8 @@ pub enum PricesError {
     /// It can't be read.
     #[error("the table of prices can't be read")]
     Text(#[from] toml::de::Error),
-    /// It can't be told.
-    #[error("the table of prices can't be written")]
+    /// It can't be told, or what was kept of it is no table.
+    #[error("the table of prices can't be written, or was not kept as it was")]
     Written(#[from] serde_json::Error),
     /// A name means two models.
     #[error("'{0}' is the name of two models")]
@@ -211,9 +212,28 @@ impl Prices {
             }
         }
         // The order of members is that of the fields and of the names, so the text is the same for the same table.
-        let text = serde_json::to_vec(&models)?;
+        let text = serde_json::to_string(&models)?;
         let snapshot = Digest::from_bytes(Sha256::digest(&text).into());
-        Ok(Self { models, names, snapshot })
+        Ok(Self { models, names, text, snapshot })
+    }
+
+    /// The table of which [`Prices::text`] was kept.
+    ///
+    /// # Errors
+    /// [`PricesError`].
+    pub fn kept(text: &str) -> Result<Self, PricesError> {
+        Self::new(serde_json::from_str(text)?)
+    }
+
+    /// All that it says, as JSON, to be kept under [`Prices::snapshot`].
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// All models with their own names.
+    pub fn models(&self) -> impl Iterator<Item = (&str, &Model)> {
+        self.models.iter().map(|(name, model)| (name.as_str(), model))
     }
 
     /// A model by one of its names, and its own.
@@ -309,6 +329,8 @@ price = { input = 1, output = 3, max_input = 1000, max_output = 1000, call = 7 }
                 .map(|text| Prices::parse(&text).unwrap().snapshot());
         assert_eq!(one, same);
         assert_ne!(one, other);
+        let table = Prices::parse(TABLE).unwrap();
+        assert_eq!(Prices::kept(table.text()).unwrap(), table, "a kept table is the same");
     }
 
     proptest! {

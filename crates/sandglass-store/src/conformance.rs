@@ -7,6 +7,7 @@
 pub mod assignments;
 pub mod audit;
 pub mod bounds;
+pub mod grants;
 pub mod idempotency;
 pub mod keys;
 pub mod listing;
@@ -60,6 +61,8 @@ macro_rules! store_conformance {
             spending: what_is_set_aside_is_charged_once, an_overrun_is_not_the_budget_s, a_closed_budget_pays_for_nothing,
                 what_nobody_answers_for_is_charged, a_team_spends_so_much_in_a_day_and_a_month,
                 of_many_at_once_no_cent_is_spent_twice;
+            grants: a_sandbox_spends_one_open_budget_of_its_team, a_budget_ends_with_the_last_who_may_spend_it,
+                prices_are_kept_as_they_were;
             assignments: a_user_has_one_at_a_time, of_many_at_once_one_is_assigned,
                 a_release_ends_it_and_history_is_bounded;
             audit: rows_are_kept_in_their_order_until_they_are_old, long_reasons_are_cut;
@@ -143,6 +146,7 @@ pub fn sandbox_of(team: TeamId, created: i64) -> NewSandbox {
         max_end_at: at(created + 3_600_000),
         idempotency: None,
         volumes: Vec::new(),
+        models: None,
         assign_to: None,
         quota: Amount::UNBOUNDED,
         capacity: Amount::UNBOUNDED,

@@ -12,11 +12,11 @@ pub mod sqlite;
 
 pub use model::{
     Admitted, ApiKey, Assignment, AuditEntry, BudgetRow, CallRow, Charge, CommandDefaults, Created, Event,
-    Finished, IdempotencyKey, Identity, ImageState, KeyDigest, ListFilter, ListPage, MAX_DETAIL, MAX_KEYS,
-    MadeFrom, NewBudget, NewSandbox, NewSnapshot, NewVolume, Order, PageCursor, Purpose, Reservation,
-    Reserved, Resume, Resumed, Sample, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotName, SnapshotPage,
-    SnapshotRow, SpendCaps, StartPath, Started, Team, TeamSample, TemplateSpec, Transition, VolumeAdmitted,
-    VolumeDeletion, VolumeQuota, VolumeRow, VolumeState, VolumeUses,
+    Finished, Granted, IdempotencyKey, Identity, ImageState, KeyDigest, ListFilter, ListPage, MAX_DETAIL,
+    MAX_KEYS, MadeFrom, ModelGrant, Money, NewBudget, NewSandbox, NewSnapshot, NewVolume, Order, PageCursor,
+    Purpose, Reservation, Reserved, Resume, Resumed, Sample, SandboxRow, SnapshotFilter, SnapshotKey,
+    SnapshotName, SnapshotPage, SnapshotRow, SpendCaps, StartPath, Started, Team, TeamSample, TemplateSpec,
+    Transition, VolumeAdmitted, VolumeDeletion, VolumeQuota, VolumeRow, VolumeState, VolumeUses,
 };
 pub use sqlite::SqliteStore;
 
@@ -251,6 +251,23 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// The calls of a budget, oldest first.
     async fn calls(&self, id: &BudgetId) -> Result<Vec<CallRow>, StoreError>;
+
+    /// Lets a *running* sandbox spend a budget of its team, which is opened in the same transaction if it is new. It may have had
+    /// another one, if that is closed.
+    async fn grant_models(&self, id: &SandboxId, money: &Money) -> Result<Granted, StoreError>;
+
+    /// What a sandbox that is not at its end may spend, and what is left of that.
+    async fn spender(&self, id: &SandboxId) -> Result<Option<(ModelGrant, BudgetRow)>, StoreError>;
+
+    /// Closes the budgets that are to be closed with the last sandbox that may spend them, where there is none and no call is under
+    /// way. Returns how many.
+    async fn close_unheld_budgets(&self, now: Timestamp) -> Result<u64, StoreError>;
+
+    /// Keeps a table of prices under the digest of what it says.
+    async fn keep_prices(&self, digest: Digest, models: &str) -> Result<(), StoreError>;
+
+    /// What [`Store::keep_prices`] keeps under a digest.
+    async fn prices(&self, digest: Digest) -> Result<Option<String>, StoreError>;
 
     /// Inserts a volume in state `Making`: in one transaction with the check of its name, of the quota and of the capacity.
     async fn insert_volume(&self, new: &NewVolume) -> Result<VolumeAdmitted, StoreError>;

@@ -24,7 +24,9 @@ pub use snapshot::{
     Admitted, Finished, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotFilter, SnapshotKey,
     SnapshotName, SnapshotPage, SnapshotRow,
 };
-pub use spending::{BudgetRow, CallRow, Charge, NewBudget, Reservation, Reserved, SpendCaps};
+pub use spending::{
+    BudgetRow, CallRow, Charge, Granted, ModelGrant, Money, NewBudget, Reservation, Reserved, SpendCaps,
+};
 pub use template::{CommandDefaults, StartPath, Started, TemplateSpec};
 pub use volume::{
     MAX_NAMED_USES, NewVolume, VolumeAdmitted, VolumeDeletion, VolumeQuota, VolumeRow, VolumeState,
@@ -194,6 +196,8 @@ pub struct NewSandbox {
     pub idempotency: Option<(IdempotencyKey, Digest)>,
     /// The volumes that it has: only such as are there and are the team's.
     pub volumes: Vec<VolumeMount>,
+    /// What lets it call models: that of what it is a fork of.
+    pub models: Option<ModelGrant>,
     /// Whose it shall be, if they have none.
     pub assign_to: Option<UserName>,
     /// What all sandboxes of the team may have together, with this one.
@@ -315,6 +319,8 @@ pub struct SandboxRow {
     pub defaults: Option<CommandDefaults>,
     /// The volumes that it has.
     pub volumes: Vec<VolumeMount>,
+    /// What lets it call models.
+    pub models: Option<ModelGrant>,
     /// Where it is in its life.
     pub state: SandboxState,
     /// Counts restores, also those of what it is a copy of.

@@ -11,6 +11,7 @@
 
 mod assignments;
 mod audit;
+mod grants;
 mod keys;
 mod list;
 mod open;
@@ -38,11 +39,11 @@ use sqlx::sqlite::{SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchr
 use sqlx::{Connection as _, Sqlite, Transaction};
 
 use crate::{
-    Admitted, ApiKey, Assignment, AuditEntry, BudgetRow, CallRow, Charge, Created, Event, Finished,
-    IdempotencyKey, Identity, KeyDigest, ListFilter, ListPage, NewBudget, NewSandbox, NewSnapshot, NewVolume,
-    Reservation, Reserved, Resume, Resumed, Sample, SandboxRow, SnapshotFilter, SnapshotKey, SnapshotPage,
-    SnapshotRow, StartPath, Store, StoreError, Team, TeamSample, Transition, VolumeAdmitted, VolumeDeletion,
-    VolumeRow,
+    Admitted, ApiKey, Assignment, AuditEntry, BudgetRow, CallRow, Charge, Created, Event, Finished, Granted,
+    IdempotencyKey, Identity, KeyDigest, ListFilter, ListPage, ModelGrant, Money, NewBudget, NewSandbox,
+    NewSnapshot, NewVolume, Reservation, Reserved, Resume, Resumed, Sample, SandboxRow, SnapshotFilter,
+    SnapshotKey, SnapshotPage, SnapshotRow, StartPath, Store, StoreError, Team, TeamSample, Transition,
+    VolumeAdmitted, VolumeDeletion, VolumeRow,
 };
 
 /// How long one verb waits for another process' write before it fails.
@@ -361,6 +362,26 @@ impl Store for SqliteStore {
 
     async fn calls(&self, id: &BudgetId) -> Result<Vec<CallRow>, StoreError> {
         self.calls_of(id).await
+    }
+
+    async fn grant_models(&self, id: &SandboxId, money: &Money) -> Result<Granted, StoreError> {
+        self.grant_money(id, money).await
+    }
+
+    async fn spender(&self, id: &SandboxId) -> Result<Option<(ModelGrant, BudgetRow)>, StoreError> {
+        self.money_of(id).await
+    }
+
+    async fn close_unheld_budgets(&self, now: Timestamp) -> Result<u64, StoreError> {
+        self.end_unheld_budgets(now).await
+    }
+
+    async fn keep_prices(&self, digest: Digest, models: &str) -> Result<(), StoreError> {
+        self.insert_prices(digest, models).await
+    }
+
+    async fn prices(&self, digest: Digest) -> Result<Option<String>, StoreError> {
+        self.prices_of(digest).await
     }
 
     async fn insert_volume(&self, new: &NewVolume) -> Result<VolumeAdmitted, StoreError> {

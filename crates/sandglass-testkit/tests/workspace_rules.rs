@@ -21,6 +21,7 @@ const LAYERS: [(&str, u32); 14] = [
     ("sandglass-store", 2),
     ("sandglass-engine", 2),
     ("sandglass-control", 3),
+    ("sandglass-gateway", 3),
     ("sandglass-api", 4),
     ("sandglass", 5),
     ("sandglass-guest", 1),

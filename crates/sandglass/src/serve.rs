@@ -114,13 +114,13 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             Arc::new(FixedNames::default())
         }
     };
-    let (dial, to_edge) = Direct::new(budgets.connections);
+    let (dial, callers) = Direct::new(budgets.connections, 1);
     let domain = config.domain.as_deref();
     let shown = match domain {
         Some(domain) => certificate::arrange(&config.tls.source, domain, &data)?,
         None => None,
     };
-    let front = Front { listener, to_edge, shown, plain: config.tls.plain, address };
+    let front = Front { listener, to_edge: callers.edge, shown, plain: config.tls.plain, address };
     let (mut host, line) = privileged::spawn(&data, &guest, runsc.as_deref(), &config, &lock)?;
     let probes = match Probes::open(host.id()) {
         Ok(probes) => Some(Arc::new(probes)),
@@ -155,6 +155,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
                 receipts: cell.receipts,
                 totals: Arc::default(),
             },
+            models: None,
             limits: config.limits,
             budgets,
             keep_audit: config.keep_audit,

@@ -246,6 +246,7 @@ pub(crate) mod tests {
             start_path: Default::default(),
             defaults: None,
             volumes: Vec::new(),
+            models: None,
             state: SandboxState::Running,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(1_764_424_800_123),

@@ -36,8 +36,9 @@ impl Served {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
-        let (dial, callers) = Direct::new(800);
-        let running = crate::server::run(listener, callers, tls, fake.clone(), shutdown.clone(), settings);
+        let (dial, callers) = Direct::new(800, 1);
+        let running =
+            crate::server::run(listener, callers.edge, tls, fake.clone(), shutdown.clone(), settings);
         #[allow(clippy::disallowed_methods, reason = "the handle is kept")]
         let done = tokio::spawn(running);
         Self { fake, address, dial, shutdown, done }

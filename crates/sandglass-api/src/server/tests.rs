@@ -1,4 +1,5 @@
 use super::*;
+use sandglass_egress::policy::Own;
 use sandglass_egress::proxy::Dial as _;
 
 use crate::fake::{Guest, KEY, PATIENCE, Served, Wire};
@@ -63,7 +64,7 @@ async fn of_a_sandbox_s_request_the_host_alone_says_where_it_goes() {
     let (other, other_address) = Guest::listen().await;
     let (other_id, _) = served.fake.run(&[(8000, other_address)]);
     let caller = SandboxId::random();
-    let from_sandbox = || Wire::new(served.dial.edge(&caller).unwrap());
+    let from_sandbox = || Wire::new(served.dial.enter(Own::Edge, &caller).unwrap());
     let routing = format!("E2b-Sandbox-Id: {other_id}\r\nE2b-Sandbox-Port: 8000\r\nX-API-Key: {KEY}\r\n");
     let hosts =
         ["localhost", "sbx.test", "sandbox.sbx.test", "api.sbx.test", "127.0.0.1", "8000-x.other.test", ""];
@@ -102,7 +103,7 @@ async fn no_sandbox_reaches_a_guest_api_whatever_it_wants() {
     let missing = SandboxId::random();
     let request = |id: &SandboxId| format!("GET /files HTTP/1.1\r\nHost: 49983-{id}.sbx.test\r\n\r\n");
     for of in [&id, &missing] {
-        let mut client = Wire::new(served.dial.edge(&id).unwrap());
+        let mut client = Wire::new(served.dial.enter(Own::Edge, &id).unwrap());
         client.send(request(of)).await;
         let head = client.head().await;
         assert!(head[0].starts_with("HTTP/1.1 502"), "{head:?}");
@@ -121,7 +122,7 @@ async fn a_place_of_a_sandbox_is_held_as_long_as_its_connection_and_takes_none_o
     let (guest, address) = Guest::listen().await;
     let (id, _) = served.fake.run(&[(8000, address)]);
     let caller = SandboxId::random();
-    let enter = || served.dial.edge(&caller).map(Wire::new);
+    let enter = || served.dial.enter(Own::Edge, &caller).map(Wire::new);
     let mut clients: Vec<_> = (0..32).map(|_| enter().unwrap()).collect();
     assert!(enter().is_err());
     let request = format!("GET / HTTP/1.1\r\nHost: 8000-{id}.sbx.test\r\n\r\n");

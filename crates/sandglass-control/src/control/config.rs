@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use sandglass_types::Limits;
 
+use super::models::Models;
 use crate::admission::Budgets;
 use crate::egress::Egress;
 use crate::kept::Kept;
@@ -31,6 +32,8 @@ pub struct Config {
     pub patience: Patience,
     /// What sandboxes may reach.
     pub egress: Egress,
+    /// Which models they may be granted, if there are any.
+    pub models: Option<Models>,
     /// What each of them may use.
     pub limits: Limits,
     /// What they may use together.

@@ -72,7 +72,7 @@ impl Control {
     ) -> Result<Option<SandboxRow>, Error> {
         let shared = &self.0;
         // Before anything is made, so that the client hears of it.
-        shared.config.egress.effective(&request.policy)?;
+        shared.config.egress.effective(&request.policy, None)?;
         let defaults = shared.defaults(model.defaults.as_ref(), &model.template)?;
         check_env_together(&defaults.env, &request.env)?;
         if request.lifetime.on_timeout.pause().is_some() {
@@ -96,6 +96,7 @@ impl Control {
             limits: model.limits,
             defaults: model.defaults,
             volumes: model.volumes,
+            models: None,
             start_path: model.start_path,
             access_token: request.secured.then(random_token),
             metadata: request.metadata,

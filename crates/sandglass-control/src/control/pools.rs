@@ -170,6 +170,7 @@ impl Control {
             start_path: StartPath::Pool,
             defaults: of.defaults,
             volumes: Vec::new(),
+            models: None,
             state: SandboxState::Creating,
             generation: next(of.generation),
             created_at: now,

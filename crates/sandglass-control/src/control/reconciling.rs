@@ -36,6 +36,7 @@ impl Control {
             if let Err(error) = self.0.store.purge_idempotency(before).await {
                 tracing::error!(error = %Chain(&error), "old idempotency keys could not be forgotten");
             }
+            self.close_unheld_budgets().await;
             let before = self.0.clock.now().minus(self.0.config.keep_audit);
             if let Err(error) = self.0.store.purge_audit(before).await {
                 tracing::error!(error = %Chain(&error), "old rows of the audit could not be removed");

@@ -473,6 +473,7 @@ impl Control {
             made_from: MadeFrom::Fork(source.id.clone()),
             generation: next(image.generation),
             volumes: image.volumes.clone(),
+            models: source.models.clone(),
             created_at: image.created_at,
             end_at: image.created_at.plus(lives),
             max_end_at: image.created_at.plus(self.0.config.max_lifetime),

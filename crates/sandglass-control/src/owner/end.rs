@@ -49,6 +49,12 @@ impl Owner<'_> {
                 self.settle(Event::Removed, "nothing of it is left").await;
             }
             if self.row.state == SandboxState::Ended {
+                if self.row.models.is_some()
+                    && let Err(error) = self.shared.store.close_unheld_budgets(self.shared.clock.now()).await
+                {
+                    // The reconciler does it as well.
+                    tracing::error!(sandbox = %self.row.id, error = %Chain(&error), "its budget could not be closed yet");
+                }
                 self.shared.metrics.removed(started.elapsed());
                 return;
             }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sandglass_egress::policy::Policy;
+use sandglass_store::{ModelGrant, Money};
 use sandglass_types::{Error, PauseMode, ResumeMode, SandboxId, SnapshotId, Timestamp};
 use tokio::sync::{mpsc, oneshot};
 use tracing::Span;
@@ -65,12 +66,19 @@ pub(crate) enum Request {
         /// Who asks.
         reply: Reply,
     },
+    /// Let it call models. Answered when it can.
+    GrantModels {
+        /// With whose money.
+        money: Money,
+        /// Who asks.
+        reply: Reply<ModelGrant>,
+    },
 }
 
 impl Request {
     /// Whether it is for a sandbox that runs, and for no other.
     pub(crate) const fn needs_it_running(&self) -> bool {
-        matches!(self, Self::SetEnd { .. } | Self::SetPolicy { .. })
+        matches!(self, Self::SetEnd { .. } | Self::SetPolicy { .. } | Self::GrantModels { .. })
     }
 
     /// Answers that it is not done.
@@ -84,6 +92,7 @@ impl Request {
             }
             Self::SetEnd { reply, .. } => drop(reply.send(Err(why))),
             Self::Capture { reply, .. } => drop(reply.send(Err(why))),
+            Self::GrantModels { reply, .. } => drop(reply.send(Err(why))),
         }
     }
 }
@@ -139,6 +148,10 @@ impl Handle {
         allow_internet_access: Option<bool>,
     ) -> Result<(), Error> {
         self.ask(id, |reply| Request::SetPolicy { policy, allow_internet_access, reply }).await
+    }
+
+    pub(crate) async fn grant_models(&self, id: &SandboxId, money: Money) -> Result<ModelGrant, Error> {
+        self.ask(id, |reply| Request::GrantModels { money, reply }).await
     }
 
     pub(crate) async fn set_end(

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use sandglass_control::{Budgets, Config, Control, CreateSandbox, Egress, Kept, Patience, template};
+use sandglass_control::{Budgets, Config, Control, CreateSandbox, Egress, Kept, Models, Patience, template};
 use sandglass_egress::policy::{Ingress, Operator, Policy};
 use sandglass_egress::proxy::{Caps, Direct};
 use sandglass_egress::resolver::FixedNames;
@@ -30,6 +30,9 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::scripted::{Agents, Manner};
 use crate::trouble::{Trouble, Troubled};
+
+/// What signs tokens.
+pub(crate) const SIGNING: [u8; 32] = [7; 32];
 
 /// Longest wait for anything: only reached when something is wrong.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -154,10 +157,11 @@ impl World {
                 receipts: self.dir.path().join("receipts"),
                 retention: Retention { age: HOUR, bytes: 1 << 20 },
                 caps: Caps::default(),
-                dial: Arc::new(Direct::new(1).0),
+                dial: Arc::new(Direct::new(1, 1).0),
                 domain: None,
                 totals: Arc::default(),
             },
+            models: Some(models()),
             limits: sandglass_types::Limits::default(),
             budgets: self.budgets,
             keep_audit: HOUR,
@@ -341,4 +345,13 @@ pub(crate) fn spec(base: &str) -> TemplateSpec {
 /// What its commands have that say nothing else.
 pub(crate) fn defaults() -> CommandDefaults {
     CommandDefaults { user: "zoe".into(), workdir: "/srv".into(), env: BTreeMap::new() }
+}
+
+/// One model, at a micro-dollar a token.
+fn models() -> Models {
+    let table = "[large]\nprovider = \"one\"\naliases = [\"latest\"]\n\
+         price = { input = 1_000_000, output = 1_000_000, max_input = 1000, max_output = 1000 }\n";
+    let prices = sandglass_models::price::Prices::parse(table).unwrap();
+    let signer = sandglass_models::token::Signer::new(SIGNING);
+    Models { prices: Arc::new(prices), signer, most: sandglass_types::Micros(1_000_000) }
 }

@@ -7,6 +7,7 @@ use sandglass_types::net::{AmbiguousPath, Cidr, Hostname, Method, Port, Ports, R
 use super::FeatureName;
 use super::effective::{Effective, Layer};
 use super::rule::{Action, Label, Origin, Rule, Target, Transport};
+use super::service::{Own, Service};
 use super::special::{Class, Edge, embedded, forbidden};
 
 /// Ports of DNS, plain and over TLS. Names are asked for at the server, and nowhere else.
@@ -126,14 +127,26 @@ impl Verdict {
 /// Why something may leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// The sandbox's rule.
-    pub request: Label,
-    /// The operator's rule.
-    pub ceiling: Label,
+    /// What allows it.
+    pub by: By,
     /// The name that counted, in what its rules decided: the binding that a flow uses.
     pub name: Option<Hostname>,
-    /// The name is of the server's own domain: the server answers itself, and sandboxes are told this address.
-    pub edge: Option<Ipv4Addr>,
+    /// The server answers for that name itself, and sandboxes are told this address.
+    pub own: Option<(Own, Ipv4Addr)>,
+}
+
+/// What allows something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum By {
+    /// A rule of each side.
+    Rules {
+        /// The sandbox's.
+        request: Label,
+        /// The operator's.
+        ceiling: Label,
+    },
+    /// The sandbox was granted this.
+    Service(Service),
 }
 
 /// Why something may not leave, and what would let it.
@@ -162,6 +175,8 @@ pub enum Cause {
     Edge,
     /// The name is that of a sandbox's guest API, which is for clients alone.
     GuestApi,
+    /// The name is that of something that this sandbox was not granted.
+    NotGranted(Service),
     /// A rule denies it.
     Rule(Label),
     /// A rule denies some names or requests, and this may be one of them, for all that was seen.
@@ -232,7 +247,7 @@ enum Place {
     /// To this address, in canonical form.
     Address(IpAddr),
     /// To the server itself, under this address. Ranges are about other places, so none allows it.
-    Edge(Ipv4Addr),
+    Own(Own, Ipv4Addr),
 }
 
 /// How a rule fits.
@@ -283,24 +298,24 @@ pub(super) fn ceiling_for<'a>(policy: &'a Effective, name: &Hostname, ports: &Po
 }
 
 fn resolve(policy: &Effective, name: &Hostname, record: Record) -> Result<Grant, Cause> {
-    refuse_name(name)?;
+    refuse_name(policy, name)?;
     if let Record::Other(number) = record {
         return Err(Cause::Record(number));
     }
     let subject = named(policy, name);
     match subject.place {
-        Place::Edge(_) => on_port(policy, &subject, Port::HTTP),
+        Place::Own(..) => on_port(policy, &subject, Port::HTTP),
         Place::Unknown | Place::Address(_) => on_some_port(policy, &subject),
     }
 }
 
 fn tell(policy: &Effective, name: &Hostname, address: IpAddr) -> Result<Grant, Cause> {
-    refuse_name(name)?;
+    refuse_name(policy, name)?;
     refuse_address(policy, address)?;
     let subject = named(policy, name);
     match subject.place {
         // There is nothing of it anywhere else.
-        Place::Edge(_) => Err(Cause::Edge),
+        Place::Own(..) => Err(Cause::Edge),
         Place::Unknown | Place::Address(_) => {
             on_some_port(policy, &Subject { place: Place::Address(address), ..subject })
         }
@@ -308,33 +323,35 @@ fn tell(policy: &Effective, name: &Hostname, address: IpAddr) -> Result<Grant, C
 }
 
 fn reach(policy: &Effective, name: &Hostname, port: Port) -> Result<Grant, Cause> {
-    refuse_name(name)?;
+    refuse_name(policy, name)?;
     refuse_port(port)?;
     let subject = named(policy, name);
-    if matches!(subject.place, Place::Edge(_)) && port != Port::HTTP {
+    if matches!(subject.place, Place::Own(..)) && port != Port::HTTP {
         return Err(Cause::Edge);
     }
     on_port(policy, &subject, port)
 }
 
-/// A connection to where the server answers for names of its own domain. What it shows must be one of those.
-fn to_edge(policy: &Effective, connection: &Connection<'_>) -> Result<Grant, Cause> {
+/// A connection to where the server answers for names itself. What it shows must be one of those.
+fn to_own(policy: &Effective, connection: &Connection<'_>) -> Result<Grant, Cause> {
     let Seen::Http { host: Host::Name(name), port: Port::HTTP, method, path } = connection.seen else {
         return Err(Cause::Edge);
     };
     let subject = named(policy, name);
-    if connection.port != Port::HTTP || !matches!(subject.place, Place::Edge(_)) {
+    refuse_name(policy, name)?;
+    if connection.port != Port::HTTP || !matches!(subject.place, Place::Own(..)) {
         return Err(Cause::Edge);
     }
-    refuse_name(name)?;
     on_port(policy, &Subject { requests: Requests::One(method, path), ..subject }, Port::HTTP)
 }
 
 fn connect(policy: &Effective, connection: &Connection<'_>) -> Result<Grant, Cause> {
     let address = connection.address.to_canonical();
     let web = connection.transport == Transport::Tcp && [Port::HTTP, Port::HTTPS].contains(&connection.port);
-    if web && policy.surroundings.edge.as_ref().is_some_and(|edge| address == edge.address) {
-        return to_edge(policy, connection);
+    let edge = policy.surroundings.edge.as_ref().map(|edge| edge.address);
+    let services = policy.services.as_ref().map(|services| services.address);
+    if web && [edge, services].into_iter().flatten().any(|own| address == own) {
+        return to_own(policy, connection);
     }
     refuse_address(policy, address)?;
     if connection.transport == Transport::Udp {
@@ -362,8 +379,18 @@ fn connect(policy: &Effective, connection: &Connection<'_>) -> Result<Grant, Cau
 
 fn named<'a>(policy: &Effective, name: &'a Hostname) -> Subject<'a> {
     let edge = policy.surroundings.edge.as_ref().filter(|edge| edge.answers(name));
-    let place = edge.map_or(Place::Unknown, |edge| Place::Edge(edge.address));
+    let place = match (granted(policy, name), edge) {
+        (Some((service, address)), _) => Place::Own(Own::Service(service), address),
+        (None, Some(edge)) => Place::Own(Own::Edge, edge.address),
+        (None, None) => Place::Unknown,
+    };
     Subject { name: Name::Is(name), place, requests: Requests::Any }
+}
+
+/// The service of that name, if the sandbox was granted it.
+fn granted(policy: &Effective, name: &Hostname) -> Option<(Service, Ipv4Addr)> {
+    let (service, services) = (Service::of(name)?, policy.services.as_ref()?);
+    services.granted.contains(&service).then_some((service, services.address))
 }
 
 fn refuse_address(policy: &Effective, address: IpAddr) -> Result<(), Cause> {
@@ -375,9 +402,15 @@ fn refuse_port(port: Port) -> Result<(), Cause> {
     if DNS_PORTS.contains(&port.get()) { Err(Cause::DnsPort) } else { Ok(()) }
 }
 
-fn refuse_name(name: &Hostname) -> Result<(), Cause> {
+fn refuse_name(policy: &Effective, name: &Hostname) -> Result<(), Cause> {
     let top = name.as_str().rsplit('.').next().unwrap_or_default();
-    if SPECIAL_NAMES.contains(&top) { Err(Cause::SpecialName) } else { Ok(()) }
+    if SPECIAL_NAMES.contains(&top) {
+        return Err(Cause::SpecialName);
+    }
+    match Service::of(name) {
+        Some(service) if granted(policy, name).is_none() => Err(Cause::NotGranted(service)),
+        _ => Ok(()),
+    }
 }
 
 /// The name of a connection that counts: what it shows, if the sandbox resolved that to where it goes.
@@ -404,12 +437,17 @@ fn name_of<'a>(connection: &Connection<'a>) -> Name<'a> {
     }
 }
 
-/// Both lists must allow the port.
+/// Both lists must allow the port, unless it is of something that was granted.
 fn on_port(policy: &Effective, subject: &Subject<'_>, port: Port) -> Result<Grant, Cause> {
-    if let (Place::Edge(_), Name::Is(name)) = (subject.place, &subject.name)
-        && Edge::is_guest_api(name)
-    {
-        return Err(Cause::GuestApi);
+    match (subject.place, &subject.name) {
+        (Place::Own(Own::Edge, _), Name::Is(name)) if Edge::is_guest_api(name) => {
+            return Err(Cause::GuestApi);
+        }
+        (Place::Own(own @ Own::Service(service), address), Name::Is(name)) => {
+            let (name, own) = (Some((*name).clone()), Some((own, address)));
+            return Ok(Grant { by: By::Service(service), name, own });
+        }
+        _ => {}
     }
     let grant = |layer: &Layer, request| match rule_on(layer, subject, port) {
         Ruling::Allow(label) => Ok(label.clone()),
@@ -422,11 +460,11 @@ fn on_port(policy: &Effective, subject: &Subject<'_>, port: Port) -> Result<Gran
         Name::Is(name) | Name::Among { chosen: name, .. } => Some(name.clone()),
         Name::None | Name::Doubtful { .. } => None,
     };
-    let edge = match subject.place {
-        Place::Edge(address) => Some(address),
+    let own = match subject.place {
+        Place::Own(own, address) => Some((own, address)),
         Place::Unknown | Place::Address(_) => None,
     };
-    Ok(Grant { request, ceiling, name, edge })
+    Ok(Grant { by: By::Rules { request, ceiling }, name, own })
 }
 
 /// Both lists must allow one and the same port.
@@ -488,7 +526,7 @@ fn fit_target(rule: &Rule, subject: &Subject<'_>) -> Fit {
     match (&rule.target, subject.place) {
         // Before there is an address, a range says something only if it is everything.
         (Target::Net(range), Place::Unknown) => yes(*range == Cidr::ALL_V4),
-        (Target::Net(range), Place::Edge(_)) => yes(*range == Cidr::ALL_V4 && rule.action == Action::Deny),
+        (Target::Net(range), Place::Own(..)) => yes(*range == Cidr::ALL_V4 && rule.action == Action::Deny),
         (Target::Net(range), Place::Address(address)) => {
             let hidden = rule.action == Action::Deny && embedded(address).any(|inner| range.contains(inner));
             yes(range.contains(address) || hidden)

@@ -6,6 +6,7 @@ use sandglass_types::net::{Cidr, HostPattern, Port};
 
 use super::decide::ceiling_for;
 use super::rule::{Action, FeatureName, Label, Origin, Rule, RuleId, Target, Transport};
+use super::service::Services;
 use super::special::{Openings, Surroundings, never};
 use super::{Operator, Policy};
 
@@ -16,6 +17,7 @@ pub struct Effective {
     pub(super) ceiling: Layer,
     pub(super) openings: Openings,
     pub(super) surroundings: Surroundings,
+    pub(super) services: Option<Services>,
 }
 
 /// One list of rules with their full names. The first match decides.
@@ -138,13 +140,24 @@ impl Effective {
             asked.push(&Origin::Feature(name.clone()), &feature.rules.0);
         }
         let ceiling = operator.layer();
-        let effective =
-            Self { request: asked, ceiling, openings: operator.open_private.clone(), surroundings };
+        let effective = Self {
+            request: asked,
+            ceiling,
+            openings: operator.open_private.clone(),
+            surroundings,
+            services: None,
+        };
         let warnings = effective.warnings();
         Ok((effective, warnings))
     }
 
-    /// Whether nothing at all leaves, because one side allows nothing.
+    /// The same for a sandbox that was granted these.
+    #[must_use]
+    pub fn granting(self, services: Services) -> Self {
+        Self { services: Some(services), ..self }
+    }
+
+    /// Whether nothing at all leaves, because one side allows nothing. What was granted is the server's own, and no way out.
     #[must_use]
     pub fn is_sealed(&self) -> bool {
         let allows = |layer: &Layer| layer.rules.iter().any(|(_, rule)| rule.action == Action::Allow);

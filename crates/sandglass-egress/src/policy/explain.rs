@@ -5,9 +5,12 @@ use std::fmt;
 use sandglass_types::net::{Port, Ports};
 use serde::Serialize;
 
-use super::decide::{Cause, Connection, Denial, Doubt, Grant, Question, Verdict, ceiling_for, feature_of};
+use super::decide::{
+    By, Cause, Connection, Denial, Doubt, Grant, Question, Verdict, ceiling_for, feature_of,
+};
 use super::effective::Effective;
 use super::rule::Origin;
+use super::service::Service;
 
 impl Verdict {
     /// What decided, in one word: for receipts.
@@ -22,7 +25,10 @@ impl Verdict {
 
 impl fmt::Display for Grant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} within {}", self.request, self.ceiling)
+        match &self.by {
+            By::Rules { request, ceiling } => write!(f, "{request} within {ceiling}"),
+            By::Service(service) => write!(f, "grant/{service}"),
+        }
     }
 }
 
@@ -37,6 +43,7 @@ impl Cause {
             Self::Udp => "always/udp".to_owned(),
             Self::Edge => "always/edge".to_owned(),
             Self::GuestApi => "always/guest-api".to_owned(),
+            Self::NotGranted(_) => "always/not-granted".to_owned(),
             Self::Rule(label) | Self::Unseen(label) => label.to_string(),
             Self::NoRule { request: true, .. } => "request/default".to_owned(),
             Self::NoRule { request: false, .. } => "ceiling/default".to_owned(),
@@ -57,9 +64,12 @@ impl fmt::Display for Cause {
             }
             Self::Udp => f.write_str("UDP is not carried"),
             Self::Edge => f.write_str(
-                "names of this server's own domain are answered by the server itself, over HTTP on port 80 alone",
+                "names that are the server's own are answered by the server itself, over HTTP on port 80 alone",
             ),
             Self::GuestApi => f.write_str("no sandbox reaches the guest API of one, whatever token it has"),
+            Self::NotGranted(service) => {
+                write!(f, "{} exists only in a sandbox that was granted {service}", service.name())
+            }
             Self::Rule(label) => write!(f, "the rule {label} denies it"),
             Self::Unseen(label) => {
                 write!(f, "the rule {label} denies some of it, and whether this is of that can't be seen")
@@ -120,6 +130,9 @@ pub(super) fn remedy(policy: &Effective, question: &Question<'_>, cause: &Cause)
         Cause::DnsPort => "use the resolver that /etc/resolv.conf names".to_owned(),
         Cause::Edge => "ask for the name with http://, on port 80".to_owned(),
         Cause::GuestApi => "reach a program inside by the name of its own port".to_owned(),
+        Cause::NotGranted(Service::Models) => {
+            "grant it with POST /v1/sandboxes/{id}/models, if this server has models".to_owned()
+        }
         Cause::Udp => "use TCP; of HTTP, that is version 1 or 2".to_owned(),
         Cause::Rule(label) | Cause::Unseen(label) => match label.origin {
             Origin::Request => format!("remove or narrow the rule {label}"),

@@ -87,7 +87,7 @@ fn names_of_the_server_s_own_domain_are_answered_by_the_server_where_a_rule_for_
     let (method, path): (Method, RequestPath) = ("GET".parse().unwrap(), "/a".parse().unwrap());
     let ask = |policy: &Effective, name: &Hostname| decide(policy, Question::Dns { name, record: Record::A });
     let edge = |verdict: Verdict| match verdict {
-        Verdict::Allow(grant) => grant.edge,
+        Verdict::Allow(grant) => grant.own.map(|(_, address)| address),
         Verdict::Deny(_) => None,
     };
     let address = Some([10, 11, 12, 1].into());

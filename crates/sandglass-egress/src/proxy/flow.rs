@@ -17,7 +17,7 @@ use super::socket::Socket;
 use super::splice::{Broken, Lane};
 use crate::enforcer::Held;
 use crate::http::{self, Authority, RequestHead};
-use crate::policy::{Cause, Connection, Denial, Effective, Question, Seen, Transport, Verdict};
+use crate::policy::{Cause, Connection, Denial, Effective, Own, Question, Seen, Service, Transport, Verdict};
 use crate::receipt::{Kind, Receipt, Text};
 use crate::tls::{self, ClientHello};
 
@@ -103,8 +103,8 @@ impl Allowed<'_> {
 pub(super) enum Server {
     /// Where the guest wanted to.
     There,
-    /// The server's own edge, where it has a place.
-    Edge(Socket),
+    /// To the server itself, where it has a place.
+    Own(Socket),
 }
 
 /// Why a flow is not carried.
@@ -256,7 +256,7 @@ impl Flow {
         self.proxy.enforcer.decide(Question::Connect(connection))
     }
 
-    /// Decides, and keeps the binding that the decision is based on. What is for the edge has its place there by then:
+    /// Decides, and keeps the binding that the decision is based on. What is for the server itself has its place there by then:
     /// without one, nothing ever says that it was allowed.
     pub(super) fn admit(&self, seen: Seen<'_>) -> Result<(Allowed<'_>, Server), Refused> {
         let enforcer = &self.proxy.enforcer;
@@ -268,16 +268,16 @@ impl Flow {
             };
             // Of names that the server answers for itself, none is bound: whatever their address, the name says where to.
             let held = match &grant.name {
-                Some(name) if grant.edge.is_none() => match enforcer.hold(self.to.ip(), name) {
+                Some(name) if grant.own.is_none() => match enforcer.hold(self.to.ip(), name) {
                     Some(held) => Some(held),
                     // It ended just now. Without it the verdict is another one.
                     None => continue,
                 },
                 _ => None,
             };
-            let server = match grant.edge {
+            let server = match grant.own {
                 None => Server::There,
-                Some(_) => Server::Edge(self.enter_edge()?),
+                Some((own, _)) => Server::Own(self.enter(own)?),
             };
             let receipt = Some(self.receipt(&verdict));
             let (out, into) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -285,11 +285,14 @@ impl Flow {
         }
     }
 
-    fn enter_edge(&self) -> Result<Socket, Refused> {
-        let entered = self.proxy.dial.edge(self.proxy.enforcer.sandbox());
+    fn enter(&self, own: Own) -> Result<Socket, Refused> {
+        let entered = self.proxy.dial.enter(own, self.proxy.enforcer.sandbox());
         entered.map(Socket::new).map_err(|error| {
-            tracing::debug!(%error, "no place at the edge");
-            Refused::Limit("limit/edge")
+            tracing::debug!(%error, ?own, "no place with the server itself");
+            Refused::Limit(match own {
+                Own::Edge => "limit/edge",
+                Own::Service(Service::Models) => "limit/models",
+            })
         })
     }
 
@@ -328,7 +331,7 @@ impl Flow {
 
     /// Connects to where the guest wanted to, when it is its turn.
     pub(super) async fn dial(&self, server: Server) -> io::Result<Socket> {
-        if let Server::Edge(entered) = server {
+        if let Server::Own(entered) = server {
             return Ok(entered);
         }
         let meter = &self.proxy.meter;

@@ -86,6 +86,7 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         start_path: StartPath::Restore,
         defaults: Some(odd_defaults()),
         volumes: Vec::new(),
+        models: None,
         state: S::Creating,
         generation: Generation(3),
         created_at: at(5),

@@ -10,8 +10,14 @@ use super::{at, digest, team};
 use crate::{Charge, NewBudget, Reservation, Reserved, SpendCaps, Store};
 
 async fn opened(store: &dyn Store, team: TeamId, most: u64) -> BudgetId {
-    let new =
-        NewBudget { id: BudgetId::random(), team, most: Micros(most), prices: digest(3), created_at: at(0) };
+    let new = NewBudget {
+        id: BudgetId::random(),
+        team,
+        most: Micros(most),
+        prices: digest(3),
+        with_sandboxes: false,
+        created_at: at(0),
+    };
     store.open_budget(&new).await.unwrap();
     new.id
 }

@@ -1,6 +1,6 @@
 //! Budgets of money, and the calls that they pay for.
 
-use sandglass_types::{BudgetId, CallId, Digest, Micros, TeamId, Timestamp};
+use sandglass_types::{BudgetId, CallId, Digest, Micros, SandboxId, TeamId, Timestamp};
 
 /// A budget that is to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,8 +13,41 @@ pub struct NewBudget {
     pub most: Micros,
     /// The table of prices that holds for all of it.
     pub prices: Digest,
+    /// Whether it is closed when no sandbox is left that may spend it.
+    pub with_sandboxes: bool,
     /// When it is opened.
     pub created_at: Timestamp,
+}
+
+/// What lets a sandbox call models.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelGrant {
+    /// Who pays.
+    pub budget: BudgetId,
+    /// The sandbox that its tokens were made for: itself, or the one that it was forked from.
+    pub origin: SandboxId,
+}
+
+/// Whose money a sandbox is to be granted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Money {
+    /// That of a budget that is opened for it.
+    New(NewBudget),
+    /// That of one that is open.
+    Of(BudgetId),
+}
+
+/// What came of a grant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Granted {
+    /// The sandbox has it.
+    Done(ModelGrant),
+    /// It does not run.
+    NotRunning,
+    /// It has one already, of this budget, which is open.
+    Has(BudgetId),
+    /// There is no such budget of its team, or it is closed.
+    NoBudget,
 }
 
 /// A budget as it is kept. What is set aside and what is charged are never more than the most together.

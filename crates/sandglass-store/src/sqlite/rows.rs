@@ -18,8 +18,8 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use crate::{
-    ApiKey, AuditEntry, Event, Identity, ImageState, MadeFrom, Purpose, Sample, SandboxRow, SnapshotName,
-    SnapshotRow, StartPath, StoreError, Team, TeamSample, VolumeRow, VolumeState,
+    ApiKey, AuditEntry, Event, Identity, ImageState, MadeFrom, ModelGrant, Purpose, Sample, SandboxRow,
+    SnapshotName, SnapshotRow, StartPath, StoreError, Team, TeamSample, VolumeRow, VolumeState,
 };
 
 /// The columns of a sandbox, for use in `concat!`; [`sandbox`] reads them.
@@ -28,7 +28,7 @@ macro_rules! sandbox_columns {
         "id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, access_token, metadata, env, \
          allow_internet_access, policy, traffic_token, request_host, timeout, on_timeout, idle_timeout, pause_mode, \
          state, generation, created_at, end_at, max_end_at, ended_at, end_reason, origin, made_from, defaults, \
-         start_path, volumes"
+         start_path, volumes, models_budget, models_origin"
     };
 }
 pub(super) use sandbox_columns;
@@ -264,6 +264,16 @@ impl Columns<'_> {
         }
     }
 
+    fn models(&self) -> Result<Option<ModelGrant>, StoreError> {
+        match (self.maybe_text("models_budget")?, self.maybe_text("models_origin")?) {
+            (None, None) => Ok(None),
+            (Some(budget), Some(origin)) => {
+                Ok(Some(ModelGrant { budget: parse(self.what, budget)?, origin: parse(self.what, origin)? }))
+            }
+            (budget, origin) => Err(corrupt(self.what, format_args!("budget {budget:?} from {origin:?}"))),
+        }
+    }
+
     /// A sum, which may be that of nothing.
     fn sum(&self, name: &'static str) -> Result<u64, StoreError> {
         let value: i64 = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
@@ -453,6 +463,11 @@ pub(super) fn mounts_text(volumes: &[VolumeMount]) -> Result<Option<String>, Sto
     if volumes.is_empty() { Ok(None) } else { json_text(&volumes).map(Some) }
 }
 
+/// What lets a sandbox call models.
+pub(super) fn models(row: &SqliteRow) -> Result<Option<ModelGrant>, StoreError> {
+    Columns { what: "sandbox", row }.models()
+}
+
 /// Reads [`sandbox_columns`].
 pub(super) fn sandbox(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
     let columns = Columns { what: "sandbox", row };
@@ -485,6 +500,7 @@ pub(super) fn sandbox(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
         start_path: parse_start_path("sandbox", columns.text("start_path")?)?,
         defaults: columns.maybe_json("defaults")?,
         volumes: columns.maybe_json("volumes")?.unwrap_or_default(),
+        models: columns.models()?,
         state: columns.state()?,
         generation: Generation(columns.number("generation")?),
         created_at: columns.time("created_at")?,

@@ -42,15 +42,7 @@ impl SqliteStore {
     pub(super) async fn insert_budget(&self, new: &NewBudget) -> Result<(), StoreError> {
         let mut change = self.write_durably().await?;
         teams::require_team(&mut change, new.team).await?;
-        sqlx::query("INSERT INTO budgets (id, team, most, prices, created_at) VALUES (?1, ?2, ?3, ?4, ?5)")
-            .bind(new.id.as_str())
-            .bind(new.team.to_string())
-            .bind(amount(new.most))
-            .bind(new.prices.to_string())
-            .bind(new.created_at.as_millis())
-            .execute(&mut *change)
-            .await
-            .map_err(|error| exists_or_database(error, "budget", new.id.as_str()))?;
+        insert_new(&mut change, new).await?;
         change.commit().await.map_err(database)
     }
 
@@ -140,6 +132,22 @@ impl SqliteStore {
         let found = sqlx::query(CALLS).bind(id.as_str()).fetch_all(&self.readers).await.map_err(database)?;
         found.iter().map(call).collect()
     }
+}
+
+pub(super) async fn insert_new(connection: &mut SqliteConnection, new: &NewBudget) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO budgets (id, team, most, prices, with_sandboxes, created_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+    )
+    .bind(new.id.as_str())
+    .bind(new.team.to_string())
+    .bind(amount(new.most))
+    .bind(new.prices.to_string())
+    .bind(new.with_sandboxes)
+    .bind(new.created_at.as_millis())
+    .execute(connection)
+    .await
+    .map_err(|error| exists_or_database(error, "budget", new.id.as_str()))?;
+    Ok(())
 }
 
 /// Why nothing was set aside, in the transaction in which it was not.
@@ -235,7 +243,10 @@ async fn forfeit(
     Ok(())
 }
 
-async fn budget(connection: &mut SqliteConnection, id: &BudgetId) -> Result<Option<BudgetRow>, StoreError> {
+pub(super) async fn budget(
+    connection: &mut SqliteConnection,
+    id: &BudgetId,
+) -> Result<Option<BudgetRow>, StoreError> {
     let found = sqlx::query(
         "SELECT id, team, most, reserved, charged, overrun, prices, created_at, closed_at FROM budgets WHERE id = ?1",
     )

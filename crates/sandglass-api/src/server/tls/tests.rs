@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use rcgen::{CertificateParams, KeyPair};
 use rustls::ClientConfig;
+use sandglass_egress::policy::Own;
 use sandglass_egress::proxy::Dial as _;
 use sandglass_types::SandboxId;
 use tokio_rustls::TlsConnector;
@@ -117,7 +118,7 @@ async fn who_may_go_without_is_decided_once() {
         assert_eq!(status(&mut secured.connect().await, info("sbx.test")).await, "200");
         // A sandbox has no reason to trust the certificate, and is on this machine.
         let caller = SandboxId::random();
-        let mut sandbox = Wire::new(secured.served.dial.edge(&caller).unwrap());
+        let mut sandbox = Wire::new(secured.served.dial.enter(Own::Edge, &caller).unwrap());
         let nobody = format!("GET / HTTP/1.1\r\nHost: 8000-{caller}.sbx.test\r\n\r\n");
         assert_eq!(status(&mut sandbox, nobody).await, "502");
     }
@@ -143,7 +144,7 @@ async fn the_server_is_a_way_to_its_own_names_alone() {
         let mut wire = secured.served.connect().await;
         assert_eq!(status(&mut wire, connect(place)).await, "403", "{place}");
     }
-    let mut sandbox = Wire::new(secured.served.dial.edge(&SandboxId::random()).unwrap());
+    let mut sandbox = Wire::new(secured.served.dial.enter(Own::Edge, &SandboxId::random()).unwrap());
     assert_eq!(status(&mut sandbox, connect("api.sbx.test:443")).await, "403");
     // Nor is one that is asked for a page as proxies are.
     let secured = Secured::start(Plain::Loopback, Settings::default()).await;

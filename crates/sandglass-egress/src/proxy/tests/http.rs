@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use super::world::{GATEWAY, OTHER, Peer, SITE, World, converse, own_domain, policy};
+use super::world::{GATEWAY, OTHER, Peer, SITE, World, converse, own_domain, policy, with_models};
+use crate::policy::{Own, Service};
 use crate::receipt::Outcome;
 
 const HOST: &str = r#"[{"id":"site","allow":"www.example.com"}]"#;
@@ -106,7 +107,37 @@ async fn who_has_no_place_at_the_edge_is_reset_and_no_receipt_says_that_it_was_a
     let guest = world.send(GATEWAY, 80, request).await;
     drop((edge.accept().await, guest));
     assert_eq!(world.receipt_after(1).await.outcome, Outcome::Allowed);
-    assert_eq!(world.entered(), [world.enforcer.sandbox().clone(), world.enforcer.sandbox().clone()]);
+    let entered = (Own::Edge, world.enforcer.sandbox().clone());
+    assert_eq!(world.entered(), [entered.clone(), entered]);
+}
+
+#[tokio::test]
+async fn what_was_granted_is_reached_until_it_is_taken_away() {
+    let world = World::new("[]").await;
+    let server = world.edge().await;
+    let request = b"POST /v1/messages HTTP/1.1\r\nHost: models.internal\r\nContent-Length: 2\r\n\r\n{}";
+    world.enforcer.set_policy(own_domain("[]"));
+    let mut guest = world.send(GATEWAY, 80, request).await;
+    refusal(&mut guest, "403").await;
+    assert_eq!(world.receipt_after(0).await.rule.to_string(), "always/not-granted");
+    world.enforcer.set_policy(with_models());
+    let mut guest = world.send(GATEWAY, 80, request).await;
+    let mut called = server.accept().await;
+    called.next(request.len() + "Connection: close\r\n".len()).await;
+    called.send(ANSWER).await;
+    drop(called);
+    assert_eq!(guest.rest().await, ANSWER);
+    drop(guest);
+    let receipt = world.receipt_after(1).await;
+    assert_eq!((receipt.rule.to_string().as_str(), receipt.outcome), ("grant/models", Outcome::Allowed));
+    assert_eq!(receipt.name.unwrap().to_string(), "models.internal");
+    assert_eq!(world.entered(), [(Own::Service(Service::Models), world.enforcer.sandbox().clone())]);
+    let mut guest = world.send(GATEWAY, 80, request).await;
+    let mut called = server.accept().await;
+    called.next(10).await;
+    world.enforcer.set_policy(own_domain("[]"));
+    guest.is_reset().await;
+    called.is_reset().await;
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::enforcer::{Enforcer, Ledger, NoRoom, Settings};
-use crate::policy::{Edge, Effective, Operator, Policy, Surroundings};
+use crate::policy::{Edge, Effective, Operator, Own, Policy, Service, Services, Surroundings};
 use crate::proxy::{Caps, Dial, serve};
 use crate::receipt::Receipt;
 use crate::remembered::Remembered;
@@ -64,7 +64,7 @@ struct Routes {
     /// What is the edge here.
     edge: Mutex<Option<SocketAddr>>,
     /// Who went there.
-    entered: Mutex<Vec<SandboxId>>,
+    entered: Mutex<Vec<(Own, SandboxId)>>,
 }
 
 #[async_trait]
@@ -75,8 +75,8 @@ impl Dial for Routes {
         TcpStream::connect(server.ok_or(io::ErrorKind::ConnectionRefused)?).await
     }
 
-    fn edge(&self, from: &SandboxId) -> io::Result<TcpStream> {
-        self.entered.lock().unwrap().push(from.clone());
+    fn enter(&self, own: Own, from: &SandboxId) -> io::Result<TcpStream> {
+        self.entered.lock().unwrap().push((own, from.clone()));
         let server = *self.edge.lock().unwrap();
         let stream = std::net::TcpStream::connect(server.ok_or(io::ErrorKind::QuotaExceeded)?)?;
         stream.set_nonblocking(true)?;
@@ -104,6 +104,12 @@ pub(super) fn policy(rules: &str) -> Effective {
 
 /// Where names below `boxes.example` are answered, by [`own_domain`].
 pub(super) const GATEWAY: &str = "10.11.12.1";
+
+/// The same for a sandbox that may call models.
+pub(super) fn with_models() -> Effective {
+    let services = Services { address: GATEWAY.parse().unwrap(), granted: Service::ALL.into() };
+    policy("[]").granting(services)
+}
 
 /// The same for a server with a domain of its own, where an operator allows its names alone.
 pub(super) fn own_domain(rules: &str) -> Effective {
@@ -191,8 +197,8 @@ impl World {
         self.routes.dialled.lock().unwrap().clone()
     }
 
-    /// The sandboxes that went to the edge.
-    pub(super) fn entered(&self) -> Vec<SandboxId> {
+    /// The sandboxes that went to the server itself.
+    pub(super) fn entered(&self) -> Vec<(Own, SandboxId)> {
         self.routes.entered.lock().unwrap().clone()
     }
 

@@ -1,5 +1,5 @@
-//! The way to the server's own edge: streams that never were on a network. Each has a place, and there are so few that
-//! sandboxes, one or all together, keep no client out of any sandbox.
+//! The way to the server itself: streams that never were on a network. Each has a place, and there are so few that sandboxes,
+//! one or all together, keep no client out of any sandbox.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,7 +18,7 @@ const SHARE: usize = 4;
 /// Most places of one sandbox, however many there are.
 const MAX_EACH: usize = 32;
 
-/// One connection of a sandbox to the edge.
+/// One connection of a sandbox to the server itself.
 #[derive(Debug)]
 pub struct Caller {
     /// The sandbox that it comes from.
@@ -81,9 +81,14 @@ pub(super) struct Door {
 }
 
 impl Door {
-    /// For a server that has so many connections into sandboxes. Callers come out at the other end.
-    pub(super) fn new(connections: usize) -> (Self, mpsc::Receiver<Caller>) {
-        let all = (connections / SHARE).max(1);
+    /// To the edge of a server that has so many connections into sandboxes. Callers come out at the other end.
+    pub(super) fn of_share(connections: usize) -> (Self, mpsc::Receiver<Caller>) {
+        Self::new(connections / SHARE)
+    }
+
+    /// One with so many places.
+    pub(super) fn new(places: usize) -> (Self, mpsc::Receiver<Caller>) {
+        let all = places.max(1);
         let each = (all / SHARE).clamp(1, MAX_EACH);
         // Whoever waits has a place, so there is room for all.
         let (callers, received) = mpsc::channel(all);
@@ -111,7 +116,7 @@ mod tests {
 
     #[tokio::test]
     async fn neither_one_sandbox_nor_all_of_them_have_more_than_their_share() {
-        let (door, mut callers) = Door::new(800);
+        let (door, mut callers) = Door::of_share(800);
         let one = SandboxId::random();
         let streams: Vec<_> = (0..32).map(|_| door.enter(&one).unwrap()).collect();
         assert_eq!(door.enter(&one).unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
@@ -136,7 +141,7 @@ mod tests {
     #[test]
     fn also_of_few_one_sandbox_has_a_part() {
         let shares = [1, 5, 64, 800, 100_000].map(|connections| {
-            let places = Door::new(connections).0.places;
+            let places = Door::of_share(connections).0.places;
             (places.all, places.each)
         });
         assert_eq!(shares, [(1, 1), (1, 1), (16, 4), (200, 32), (25_000, 32)]);

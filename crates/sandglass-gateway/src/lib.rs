@@ -1,0 +1,2 @@
+//! Calls of models out of sandboxes.
+#![forbid(unsafe_code)]
