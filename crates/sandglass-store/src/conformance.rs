@@ -11,6 +11,7 @@ pub mod grants;
 pub mod idempotency;
 pub mod keys;
 pub mod listing;
+pub mod runs;
 pub mod samples;
 pub mod sandboxes;
 pub mod snapshots;
@@ -63,6 +64,9 @@ macro_rules! store_conformance {
                 of_many_at_once_no_cent_is_spent_twice;
             grants: a_sandbox_spends_one_open_budget_of_its_team, a_budget_ends_with_the_last_who_may_spend_it,
                 prices_are_kept_as_they_were;
+            runs: a_run_goes_its_way_with_its_events, events_of_many_writers_have_no_gaps, a_request_makes_one_run,
+                a_team_has_so_many_runs_under_way, a_run_is_cancelled_once, runs_are_listed_in_pages,
+                artifacts_come_back_as_they_were, old_runs_are_forgotten_and_their_money_is_not;
             assignments: a_user_has_one_at_a_time, of_many_at_once_one_is_assigned,
                 a_release_ends_it_and_history_is_bounded;
             audit: rows_are_kept_in_their_order_until_they_are_old, long_reasons_are_cut;

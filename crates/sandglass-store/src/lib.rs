@@ -8,16 +8,20 @@
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 pub mod model;
+pub mod runs;
 pub mod sqlite;
 
 pub use model::{
-    Admitted, ApiKey, Assignment, AuditEntry, BudgetRow, CallRow, Charge, CommandDefaults, Created, Event,
-    Finished, Granted, IdempotencyKey, Identity, ImageState, KeyDigest, ListFilter, ListPage, MAX_DETAIL,
-    MAX_KEYS, MadeFrom, ModelGrant, Money, NewBudget, NewSandbox, NewSnapshot, NewVolume, Order, PageCursor,
-    Purpose, Reservation, Reserved, Resume, Resumed, Sample, SandboxRow, SnapshotFilter, SnapshotKey,
-    SnapshotName, SnapshotPage, SnapshotRow, SpendCaps, StartPath, Started, Team, TeamSample, TemplateSpec,
-    Transition, VolumeAdmitted, VolumeDeletion, VolumeQuota, VolumeRow, VolumeState, VolumeUses,
+    Admitted, ApiKey, Artifact, Assignment, AuditEntry, BudgetRow, CallRow, Charge, CommandDefaults, Compute,
+    Created, Event, Finished, Granted, IdempotencyKey, Identity, ImageState, KeyDigest, ListFilter, ListPage,
+    MAX_DETAIL, MAX_KEYS, MadeFrom, ModelGrant, Money, NewBudget, NewRun, NewRunEvent, NewSandbox,
+    NewSnapshot, NewVolume, Order, PageCursor, Purpose, Reservation, Reserved, Resume, Resumed, RunAdmitted,
+    RunChange, RunEventRow, RunFilter, RunPage, RunRow, Sample, SandboxRow, SnapshotFilter, SnapshotKey,
+    SnapshotName, SnapshotPage, SnapshotRow, Source, SpendCaps, StartPath, Started, Team, TeamSample,
+    TemplateSpec, Transition, VolumeAdmitted, VolumeDeletion, VolumeQuota, VolumeRow, VolumeState,
+    VolumeUses,
 };
+pub use runs::RunStore;
 pub use sqlite::SqliteStore;
 
 use async_trait::async_trait;
@@ -88,7 +92,7 @@ pub enum StoreError {
 
 /// Durable state. Implementations give the same answers; one suite proves it.
 #[async_trait]
-pub trait Store: Send + Sync + std::fmt::Debug {
+pub trait Store: RunStore + Send + Sync + std::fmt::Debug {
     /// The id of this machine, made once with the data folder.
     async fn node(&self) -> Result<NodeId, StoreError>;
 

@@ -1,5 +1,6 @@
 //! Rows as typed values.
 
+mod run;
 mod sample;
 mod snapshot;
 mod spending;
@@ -19,6 +20,10 @@ use sandglass_types::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+pub use run::{
+    Artifact, Compute, NewRun, NewRunEvent, PIECE, RunAdmitted, RunChange, RunEventRow, RunFilter, RunPage,
+    RunRow, Source,
+};
 pub use sample::{Sample, TeamSample};
 pub use snapshot::{
     Admitted, Finished, ImageState, MadeFrom, NewSnapshot, Purpose, SnapshotFilter, SnapshotKey,

@@ -6,7 +6,7 @@
 //!
 //! A power cut may lose the last commits of ordinary verbs (`synchronous=NORMAL`): what they describe is gone with
 //! the machine's memory anyway. Verbs on teams and keys are on disk when they return (`synchronous=FULL`), because
-//! a revoked key must never come back, and so are moves to and from `Paused` and all of snapshots and volumes, because an
+//! a revoked key must never come back, and so are new runs and their ends, moves to and from `Paused` and all of snapshots and volumes, because an
 //! image outlives the power.
 
 mod assignments;
@@ -16,6 +16,7 @@ mod keys;
 mod list;
 mod open;
 mod rows;
+mod runs;
 mod samples;
 mod sandboxes;
 mod snapshots;
@@ -89,8 +90,9 @@ impl SqliteStore {
         };
         let one = || pool(1).after_release(|connection, _| Box::pin(is_clean(connection)));
         let writer = one().connect_with(options.clone()).await.map_err(database)?;
+        // Content that was kept for a time is removed over this one, and overwritten.
         let durable = one()
-            .connect_with(options.clone().synchronous(SqliteSynchronous::Full))
+            .connect_with(options.clone().synchronous(SqliteSynchronous::Full).pragma("secure_delete", "ON"))
             .await
             .map_err(database)?;
         let readers =

@@ -34,6 +34,9 @@ fn is_base36(text: &str, len: usize) -> bool {
 
 macro_rules! base36_id {
     ($(#[$doc:meta])* $name:ident, $len:expr, $kind:literal, $expected:literal) => {
+        base36_id!($(#[$doc])* $name, "", $len, $kind, $expected);
+    };
+    ($(#[$doc:meta])* $name:ident, $prefix:literal, $len:expr, $kind:literal, $expected:literal) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
@@ -43,7 +46,7 @@ macro_rules! base36_id {
             /// A fresh random id.
             #[must_use]
             pub fn random() -> Self {
-                Self(random_base36($len).into())
+                Self(($prefix.to_owned() + &random_base36($len)).into())
             }
 
             /// The id as text.
@@ -57,7 +60,7 @@ macro_rules! base36_id {
             type Err = InvalidId;
 
             fn from_str(text: &str) -> Result<Self, InvalidId> {
-                if is_base36(text, $len) {
+                if text.strip_prefix($prefix).is_some_and(|rest| is_base36(rest, $len)) {
                     Ok(Self(text.into()))
                 } else {
                     Err(InvalidId { kind: $kind, expected: $expected })
@@ -131,6 +134,15 @@ base36_id!(
     SANDBOX_ID_LEN,
     "budget",
     "20 characters of a-z and 0-9"
+);
+
+base36_id!(
+    /// Names one run for ever.
+    RunId,
+    "run_",
+    SANDBOX_ID_LEN,
+    "run",
+    "run_ and 20 characters of a-z and 0-9"
 );
 
 base36_id!(
@@ -220,6 +232,15 @@ mod tests {
         let (a, b) = (SandboxId::random(), SandboxId::random());
         assert_ne!(a, b);
         assert_eq!(a.as_str().parse::<SandboxId>(), Ok(a.clone()));
+    }
+
+    #[test]
+    fn a_run_is_told_by_its_prefix() {
+        let id = RunId::random();
+        assert!(id.as_str().starts_with("run_") && id.as_str().parse() == Ok(id.clone()));
+        for text in [&id.as_str()[4..], "run_", "run_abc", "ru_01234567890123456789"] {
+            assert!(text.parse::<RunId>().is_err(), "{text:?}");
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod money;
 pub mod name;
 pub mod net;
 pub mod reference;
+pub mod run;
 pub mod state;
 pub mod user;
 pub mod volume;
@@ -24,13 +25,14 @@ pub use clock::{Clock, SystemClock, Timestamp};
 pub use digest::Digest;
 pub use error::{Error, ErrorKind};
 pub use id::{
-    BudgetId, CallId, Generation, InstanceId, KeyId, NodeId, SandboxId, SnapshotId, TeamId, VolumeId,
+    BudgetId, CallId, Generation, InstanceId, KeyId, NodeId, RunId, SandboxId, SnapshotId, TeamId, VolumeId,
 };
 pub use lifetime::{Lifetime, OnTimeout, PauseMode, ResumeMode};
 pub use limits::Limits;
 pub use money::Micros;
 pub use name::{InvalidName, MAX_NAME, Name};
 pub use reference::Reference;
+pub use run::{RunSandbox, RunStatus, StopReason};
 pub use state::{EndReason, SandboxState};
 pub use user::{InvalidUserName, MAX_USER_NAME, UserName};
 pub use volume::{MountPath, VolumeMount, VolumeName};

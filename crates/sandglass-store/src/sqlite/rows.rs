@@ -183,21 +183,21 @@ fn parse_map(what: &'static str, text: &str) -> Result<BTreeMap<String, String>,
 }
 
 /// One row whose columns are taken by name.
-struct Columns<'a> {
-    what: &'static str,
-    row: &'a SqliteRow,
+pub(super) struct Columns<'a> {
+    pub(super) what: &'static str,
+    pub(super) row: &'a SqliteRow,
 }
 
 impl Columns<'_> {
-    fn text(&self, name: &'static str) -> Result<&str, StoreError> {
+    pub(super) fn text(&self, name: &'static str) -> Result<&str, StoreError> {
         self.row.try_get(name).map_err(|error| corrupt(self.what, error))
     }
 
-    fn maybe_text(&self, name: &'static str) -> Result<Option<&str>, StoreError> {
+    pub(super) fn maybe_text(&self, name: &'static str) -> Result<Option<&str>, StoreError> {
         self.row.try_get(name).map_err(|error| corrupt(self.what, error))
     }
 
-    fn parsed<T>(&self, name: &'static str) -> Result<T, StoreError>
+    pub(super) fn parsed<T>(&self, name: &'static str) -> Result<T, StoreError>
     where
         T: FromStr,
         T::Err: Display,
@@ -205,12 +205,12 @@ impl Columns<'_> {
         parse(self.what, self.text(name)?)
     }
 
-    fn number(&self, name: &'static str) -> Result<u32, StoreError> {
+    pub(super) fn number(&self, name: &'static str) -> Result<u32, StoreError> {
         let value: i64 = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
         u32::try_from(value).map_err(|error| corrupt(self.what, error))
     }
 
-    fn bytes(&self, name: &'static str) -> Result<u64, StoreError> {
+    pub(super) fn bytes(&self, name: &'static str) -> Result<u64, StoreError> {
         let value: i64 = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
         u64::try_from(value).map_err(|error| corrupt(self.what, error))
     }
@@ -219,12 +219,12 @@ impl Columns<'_> {
         self.row.try_get(name).map_err(|error| corrupt(self.what, error))
     }
 
-    fn time(&self, name: &'static str) -> Result<Timestamp, StoreError> {
+    pub(super) fn time(&self, name: &'static str) -> Result<Timestamp, StoreError> {
         let value: i64 = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
         Ok(Timestamp::from_millis(value))
     }
 
-    fn maybe_time(&self, name: &'static str) -> Result<Option<Timestamp>, StoreError> {
+    pub(super) fn maybe_time(&self, name: &'static str) -> Result<Option<Timestamp>, StoreError> {
         let value: Option<i64> = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
         Ok(value.map(Timestamp::from_millis))
     }
@@ -240,7 +240,10 @@ impl Columns<'_> {
     }
 
     /// What [`json_text`] wrote, if there is something.
-    fn maybe_json<T: DeserializeOwned>(&self, name: &'static str) -> Result<Option<T>, StoreError> {
+    pub(super) fn maybe_json<T: DeserializeOwned>(
+        &self,
+        name: &'static str,
+    ) -> Result<Option<T>, StoreError> {
         let text = self.maybe_text(name)?;
         text.map(|text| serde_json::from_str(text).map_err(|error| corrupt(self.what, error))).transpose()
     }

@@ -234,12 +234,16 @@ impl SqliteStore {
     }
 
     pub(super) async fn forget_keys(&self, before: Timestamp) -> Result<u64, StoreError> {
-        let done = sqlx::query("DELETE FROM idempotency_keys WHERE created_at < ?1")
-            .bind(before.as_millis())
-            .execute(&self.writer)
-            .await
-            .map_err(database)?;
-        Ok(done.rows_affected())
+        let mut forgotten = 0;
+        for sql in [
+            "DELETE FROM idempotency_keys WHERE created_at < ?1",
+            "DELETE FROM run_keys WHERE created_at < ?1",
+        ] {
+            let done =
+                sqlx::query(sql).bind(before.as_millis()).execute(&self.writer).await.map_err(database)?;
+            forgotten += done.rows_affected();
+        }
+        Ok(forgotten)
     }
 }
 

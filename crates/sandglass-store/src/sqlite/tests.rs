@@ -6,6 +6,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::conformance::{all_of, at, digest, key_of, sandbox_of, step};
+use crate::runs::RunStore as _;
+use crate::{Artifact, NewRun, RunAdmitted};
 
 async fn open() -> (SqliteStore, TempDir) {
     let folder = tempfile::tempdir().unwrap();
@@ -154,4 +156,27 @@ async fn hot_queries_use_their_indexes() {
         assert!(!plan.iter().any(|line| line.contains("TEMP B-TREE")), "{sql}: {plan:?}");
     }
     assert_eq!(store.authenticate(&digest(1), at(0)).await.unwrap(), None);
+}
+
+/// What was kept of a run for a time is not in the file any more when that is over, nor beside it.
+#[tokio::test]
+async fn what_is_forgotten_of_a_run_is_not_on_the_disk() {
+    use crate::conformance::runs::{ended, run_of};
+    let (store, folder) = open().await;
+    let team = store.create_team("acme", at(0)).await.unwrap().id;
+    let marker = "marker-7d1c".repeat(400);
+    let new = NewRun { prompt: Some(marker.clone()), ..run_of(team, 0) };
+    assert_eq!(store.insert_run(&new).await.unwrap(), RunAdmitted::Inserted);
+    let file = Artifact { number: 1, path: Some(marker.clone()), mode: 0o644, size: 1, sha256: None };
+    store.keep_artifact(&new.id, &file, marker.as_bytes()).await.unwrap();
+    ended(&store, &new.id).await;
+    let is_there = || {
+        let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        files
+            .map(|path| std::fs::read(path).unwrap())
+            .any(|bytes| bytes.windows(11).any(|window| window == b"marker-7d1c"))
+    };
+    assert!(is_there());
+    assert_eq!(store.forget_runs(at(1000)).await.unwrap(), 1);
+    assert!(!is_there());
 }
