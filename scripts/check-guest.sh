@@ -5,7 +5,7 @@
 # usage: scripts/check-guest.sh BINARY
 set -eu
 
-MAX_BYTES=4194304
+MAX_BYTES=6000000
 
 fail() {
     echo "check-guest: $1" >&2

@@ -1,4 +1,4 @@
-"""A provider of models that says what a test wrote down: Anthropic Messages, OpenAI Chat Completions, Responses and images.
+"""A provider of models that says what a test wrote down, in the words of Anthropic and of OpenAI.
 
     upstream.script(
         Turn(uses=(Use("shell", {"command": "date"}),)),
@@ -8,8 +8,9 @@
     …
     assert [asked.dialect for asked in upstream.asked] == ["messages"] * 3
 
-It is plain HTTP on this machine's loopback, and TLS if it is given a folder for its certificate. What a turn can do wrong is in
-`Turn` (dialects.py), and below: `Status`, `Raw`, `Gone`. A request that nothing was written down for fails the test.
+It speaks Messages, Chat Completions, Responses and image generation, over plain HTTP on this machine's loopback, or over TLS if
+it is given a folder for its certificate. What a turn can do wrong is in `Turn` (dialects.py), and below: `Status`, `Raw`,
+`Gone`. A request that nothing was written down for fails the test.
 """
 
 from __future__ import annotations

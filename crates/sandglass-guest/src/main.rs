@@ -3,7 +3,7 @@
 //! One binary under several names: as PID 1, or with `init`, it is the agent; as `sudo` it is the client that
 //! asks the agent to run a command as another user; with `serve` it serves the guest API on a TCP port, for
 //! development; with `unsealed` it is the agent of a sandbox that nothing isolates; with `probe` it attacks what is around
-//! it, for `sandglass verify`.
+//! it, for `sandglass verify`; with `worker` it does a task with the help of a model.
 
 mod agent;
 mod blocking;
@@ -34,6 +34,7 @@ mod settings;
 mod sudo;
 mod unsealed;
 mod users;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Some("unsealed") => unsealed::main(args),
         Some("probe") => probe::main(args),
         Some("canary") => probe::canary(),
+        Some("worker") => worker::main(args),
         _ => {
             log::line(
                 "usage: sandglass-guest serve --listen ADDRESS:PORT, or unsealed HOME; as process 1 it is a sandbox's \

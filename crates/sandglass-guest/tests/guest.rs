@@ -23,3 +23,5 @@ mod sandbox;
 mod unsealed;
 #[path = "guest/watch.rs"]
 mod watch;
+#[path = "guest/worker.rs"]
+mod worker;
