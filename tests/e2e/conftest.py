@@ -25,7 +25,14 @@ def pytest_sessionstart(session):
 
 
 # Files that take a minute or more. Started as late as the alphabet has them, one would be all that runs at the end.
-LONGEST = ("test_faults.py", "test_hostile_agent.py", "test_live_templates.py", "test_runsc.py", "test_startup.py")
+LONGEST = (
+    "test_agents.py",
+    "test_faults.py",
+    "test_hostile_agent.py",
+    "test_live_templates.py",
+    "test_runsc.py",
+    "test_startup.py",
+)
 
 
 def pytest_collection_modifyitems(config, items):

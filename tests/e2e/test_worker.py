@@ -1,31 +1,17 @@
-"""The worker that every sandbox has, in a real one. The model is scripted, and beside it: no way leads out of the sandbox."""
+"""The worker that every sandbox has, in a real one. The model is scripted, and beside it: no way leads out."""
 
 import json
-from pathlib import Path
 
 import pytest
+from beside import Beside
 from e2b import CommandExitException, Sandbox
 
-HERE = Path(__file__).parent
 GUEST = "/usr/lib/sandglass/guest"
-
-# The provider, with a script that the test wrote.
-PROVIDER = """
-import json, sys, threading
-sys.path.insert(0, "/opt/provider")
-from upstream import *
-upstream = Upstream()
-{script}
-print(upstream.url, flush=True)
-threading.Event().wait()
-"""
 
 
 @pytest.fixture(scope="module")
 def box(server):
     box = Sandbox.create(timeout=600)
-    for name in ("dialects.py", "upstream.py"):
-        box.files.write(f"/opt/provider/{name}", (HERE / name).read_text(), user="root")
     box.commands.run("mkdir -p /workspace && chown user: /workspace", user="root")
     yield box
     box.kill()
@@ -35,24 +21,25 @@ class Run:
     """A turn of the worker, and what it told."""
 
     def __init__(self, box: Sandbox, script: str, **job):
-        box.files.write("/tmp/provider.py", PROVIDER.format(script=script))
-        provider = box.commands.run("exec python3 /tmp/provider.py", background=True)
-        try:
-            url = next(out for out, _, _ in provider if out).strip()
+        with Beside(box, script) as provider:
             job = {
-                "prompt": "prove where you are", "model": "scripted", "dialect": "messages", "folder": "/workspace/project",
-                "tools": {"shell": True, "web": False}, "turn": {"name": "build", "number": 1}, "history": None, "seconds": 60,
-            } | job  # fmt: skip
+                "prompt": "prove where you are",
+                "model": "scripted",
+                "dialect": "messages",
+                "folder": "/workspace/project",
+                "tools": {"shell": True, "web": False},
+                "turn": {"name": "build", "number": 1},
+                "history": None,
+                "seconds": 60,
+            } | job
             box.files.write("/tmp/job.json", json.dumps(job))
-            env = {"SANDGLASS_MODEL_URL": url, "SANDGLASS_MODEL_TOKEN": "sgm_canary"}
+            env = {"SANDGLASS_MODEL_URL": provider.url, "SANDGLASS_MODEL_TOKEN": "sgm_canary"}
             try:
                 done = box.commands.run(f"{GUEST} worker < /tmp/job.json", envs=env, timeout=90)
             except CommandExitException as failed:
                 done = failed
-            self.code, self.stderr = done.exit_code, done.stderr
-            self.events = [json.loads(line) for line in done.stdout.splitlines()]
-        finally:
-            provider.kill()
+        self.code, self.stderr = done.exit_code, done.stderr
+        self.events = [json.loads(line) for line in done.stdout.splitlines()]
 
     def of(self, kind: str) -> list[dict]:
         return [event["data"] for event in self.events if event["type"] == kind]
