@@ -26,6 +26,7 @@ use crate::query::Query;
 use crate::router::ApiState;
 
 mod assignments;
+mod connections;
 mod disk;
 mod egress;
 mod ports;
@@ -38,6 +39,7 @@ pub(crate) fn router() -> OpenApiRouter<ApiState> {
         .routes(routes!(list_native))
         .routes(routes!(get_native))
         .merge(assignments::router())
+        .merge(connections::router())
         .merge(egress::router())
         .merge(ports::router())
         .merge(snapshots::router())

@@ -1,8 +1,10 @@
 //! The verbs of the product, as the API calls them.
 
 mod assignments;
+mod broker;
 mod cold;
 mod config;
+mod connections;
 mod content;
 mod create;
 mod logs;
@@ -10,6 +12,7 @@ mod models;
 mod pools;
 mod reconciling;
 mod samples;
+mod secrets;
 mod snapshots;
 mod storage;
 mod templates;
@@ -18,7 +21,9 @@ mod volumes;
 use self::create::random_token;
 
 pub use self::assignments::CameBy;
+pub use self::broker::{Broker, MAX_GRANTED, OwnConnection};
 pub use self::config::{Config, Patience};
+pub use self::connections::KnownConnection;
 pub use self::content::Content;
 pub(crate) use self::content::{Contents, marks_of};
 pub use self::logs::{LogEntry, LogLevel};
