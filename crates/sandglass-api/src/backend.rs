@@ -1,9 +1,5 @@
 //! What the faces need of the product, as traits: [`Control`] is the one implementation outside tests.
 
-mod credentials;
-
-pub(crate) use credentials::Credentials;
-
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -11,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{
-    CameBy, Control, CreateSandbox, DialError, DiskUse, KnownTemplate, ListSnapshots, Live, LogEntry, NewKey,
-    Sleeper, TemplateDefinition, TrafficToken,
+    CameBy, CollectFiles, Collection, Control, CreateSandbox, DialError, DiskUse, KnownTemplate,
+    ListSnapshots, Live, LogEntry, NewKey, Sleeper, TemplateDefinition, TrafficToken,
 };
 use sandglass_egress::policy::{Effective, Policy, RequestHost, Warning};
 use sandglass_engine::EngineInfo;
@@ -32,7 +28,7 @@ use crate::e2b::content::Talk;
 
 /// The verbs of [`Control`] that the faces call.
 #[async_trait]
-pub(crate) trait Backend: Credentials + Send + Sync + 'static {
+pub(crate) trait Backend: Send + Sync + 'static {
     fn engine(&self) -> &EngineInfo;
     fn domain(&self) -> Option<&str>;
     async fn authenticate(&self, secret: &str) -> Result<Identity, Error>;
@@ -87,6 +83,8 @@ pub(crate) trait Backend: Credentials + Send + Sync + 'static {
     async fn volume(&self, team: TeamId, id: &VolumeId) -> Result<VolumeRow, Error>;
     async fn delete_volume(&self, team: TeamId, id: &VolumeId) -> Result<(), Error>;
     async fn content(&self, id: &VolumeId, token: &str) -> Result<Box<dyn Talk>, Error>;
+    async fn collect(&self, team: TeamId, id: &SandboxId, wanted: &CollectFiles)
+    -> Result<Collection, Error>;
     async fn begin_template(
         &self,
         team: TeamId,
@@ -299,6 +297,15 @@ impl Backend for Control {
 
     async fn content(&self, id: &VolumeId, token: &str) -> Result<Box<dyn Talk>, Error> {
         Ok(Box::new(Self::content(self, id, token).await?))
+    }
+
+    async fn collect(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        wanted: &CollectFiles,
+    ) -> Result<Collection, Error> {
+        Self::collect(self, team, id, wanted).await
     }
 
     async fn delete_volume(&self, team: TeamId, id: &VolumeId) -> Result<(), Error> {

@@ -25,8 +25,8 @@ use crate::page;
 use crate::query::Query;
 use crate::router::ApiState;
 
+mod archive;
 mod assignments;
-mod connections;
 mod disk;
 mod egress;
 mod ports;
@@ -38,8 +38,8 @@ pub(crate) fn router() -> OpenApiRouter<ApiState> {
         .routes(routes!(info))
         .routes(routes!(list_native))
         .routes(routes!(get_native))
+        .merge(archive::router())
         .merge(assignments::router())
-        .merge(connections::router())
         .merge(egress::router())
         .merge(ports::router())
         .merge(snapshots::router())

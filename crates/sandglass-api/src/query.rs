@@ -62,6 +62,11 @@ impl Query {
         self.one(key).map(|text| text.parse().ok().filter(|n: &i64| *n >= 0).ok_or_else(wrong)).transpose()
     }
 
+    /// All values under `key`, each as it is.
+    pub(crate) fn each<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().filter(move |(k, v)| k == key && !v.is_empty()).map(|(_, v)| v.as_str())
+    }
+
     /// All values under `key`, whether they were joined by commas or came in repeated keys.
     pub(crate) fn many<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         self.0

@@ -15,5 +15,4 @@ pub mod secret;
 pub mod vault;
 
 pub use connection::{Connection, ConnectionName};
-pub use secret::{Secret, SecretName};
-pub use vault::Vault;
+pub use secret::Secret;

@@ -16,7 +16,7 @@ use tracing::Instrument as _;
 use crate::Config;
 use crate::ahead::Ahead;
 use crate::cold::Settled;
-use crate::control::{AtWork, Contents, Measured};
+use crate::control::{AtWork, Collecting, Contents, Measured};
 use crate::images::Images;
 use crate::live::Live;
 use crate::metrics::Metrics;
@@ -60,6 +60,8 @@ pub(crate) struct Shared {
     pub(crate) images: Images,
     /// Whose content is asked for.
     pub(crate) contents: Contents,
+    /// Whose files are read from outside.
+    pub(crate) collecting: Collecting,
     /// Which volumes are being made or removed.
     pub(crate) volumes: AtWork,
     /// Cold snapshots of which all is done.
@@ -113,6 +115,7 @@ impl Shared {
             live,
             images,
             contents: Contents::default(),
+            collecting: Collecting::default(),
             volumes: AtWork::default(),
             settled: Settled::default(),
             stale,

@@ -6,8 +6,6 @@
 mod ahead;
 #[path = "control/bounds.rs"]
 mod bounds;
-#[path = "control/broker.rs"]
-mod broker;
 #[path = "control/clock.rs"]
 mod clock;
 #[path = "control/cold.rs"]

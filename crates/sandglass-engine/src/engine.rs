@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use sandglass_types::{Digest, Limits, SandboxId, VolumeId, VolumeMount};
 use serde::{Deserialize, Serialize};
 
+use crate::collect::Tree;
 use crate::deadline::Deadline;
 use crate::footprint::Footprints;
 
@@ -482,6 +483,16 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// [`EngineError::Unsupported`], [`EngineError::NoRoom`] where there are too many, or the step that failed.
     fn open_volume(&self, id: &VolumeId) -> Result<OwnedFd, EngineError>;
+
+    /// Starts a process that answers one question about the files of a sandbox (see [`crate::collect`]), and ends when it has,
+    /// or when nobody holds the socket any more. Returns that. The sandbox may be in any state: running, paused, with its
+    /// processes gone, or an image of its id alone. What its programs have written is told, as the others of them see it; of
+    /// what they write meanwhile, a part. A destruction ends the process.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFound`]: there is neither a disk of it nor an image. [`EngineError::NoRoom`] where there are too many,
+    /// or the step that failed.
+    fn collect(&self, id: &SandboxId, tree: Tree) -> Result<OwnedFd, EngineError>;
 
     /// All volumes.
     ///

@@ -3,7 +3,8 @@
 //!
 //! # Where things are
 //! A sandbox is the folder `sandboxes/ID`: a record, the two FIFOs of its session, and `home`, the agent's working
-//! directory and `$HOME`. Its root file system and its limits are ignored; [`EngineInfo::refuses`] says so.
+//! directory and `$HOME`. Its root file system and its limits are ignored; [`EngineInfo::refuses`] says so. Where files
+//! are [collected](Engine::collect), `home` is taken for its `/`.
 //!
 //! The agent is told its folder by its last argument, the absolute path of `home`. Its environment holds `PATH`,
 //! `HOME` and [`MARKER`], and nothing of this process's own.
@@ -21,14 +22,17 @@ mod scripted;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use sandglass_linux::process::{adopt_orphans, boot_id};
 use sandglass_types::{InstanceId, SandboxId, VolumeId};
 
 use self::folder::{Folder, Record};
 use self::model::{Agent, Life, Model};
 use self::processes::Processes;
+use crate::collect::{self, Tree};
 use crate::deadline::{self, Deadline, Moment};
 use crate::engine::{
     AirlockSocket, Compression, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Presence,
@@ -429,6 +433,28 @@ impl Engine for FakeEngine {
 
     fn open_volume(&self, _: &VolumeId) -> Result<OwnedFd, EngineError> {
         Err(EngineError::Unsupported { engine: NAME, verb: "work on a volume" })
+    }
+
+    fn collect(&self, id: &SandboxId, tree: Tree) -> Result<OwnedFd, EngineError> {
+        let lock_of = self.locks.of(id);
+        let _held = lock(&lock_of);
+        let failed = |error: io::Error| step("read the files of the sandbox", error);
+        let home = self.known(id)?.home();
+        let home = match tree {
+            Tree::Root => home,
+            Tree::Tmp => home.join("tmp"),
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let top = rustix::fs::open(&home, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+        let (ours, mut theirs) = UnixStream::pair().map_err(failed)?;
+        // What this engine isolates nothing from need not be kept from it.
+        let answer = move || {
+            if let Err(error) = collect::answer(&mut theirs, &top) {
+                tracing::debug!(%error, "the files of a sandbox were not told to the end");
+            }
+        };
+        std::thread::Builder::new().spawn(answer).map_err(failed)?;
+        Ok(ours.into())
     }
 
     fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {

@@ -30,6 +30,7 @@ mod airlocks;
 pub mod bare;
 pub mod cache;
 mod ceiling;
+mod collect;
 mod content;
 mod control;
 mod disk;
@@ -49,6 +50,7 @@ mod teardown;
 mod turns;
 mod users;
 mod volumes;
+mod workers;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -65,7 +67,7 @@ use sandglass_linux::process::{self, Cpus, PidFd, Watch, adopt_orphans};
 use sandglass_types::{Digest, InstanceId, SandboxId, VolumeId};
 
 use self::cache::Pins;
-use self::content::Workers;
+use self::collect::Collectors;
 use self::control::Control;
 use self::exit::{Evidence, classify};
 use self::image::{CHECKPOINT_TIMEOUT, Image, Memory, Source};
@@ -74,6 +76,8 @@ use self::record::Record;
 use self::runsc::Runsc;
 use self::turns::Turns;
 use self::users::Users;
+use self::workers::Workers;
+use crate::collect::Tree;
 use crate::deadline::{self, Deadline, Moment};
 use crate::engine::{
     AirlockSocket, Compression, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Pace,
@@ -127,9 +131,10 @@ pub struct GvisorConfig {
     pub driver: Driver,
     /// How long what no instance needs stays in the cache folder after it was last touched.
     pub keep_unneeded: Duration,
-    /// The program that works on the content of a volume: with the arguments `volume-content` and a folder, it answers one
-    /// question on its standard input (see [`crate::volume`]).
-    pub volume_program: PathBuf,
+    /// The program that reads and changes what guests wrote. With the arguments `volume-content` and a folder, it answers one
+    /// question on its standard input about the content of a volume (see [`crate::volume`]); with `collect-files` and a folder,
+    /// one about the files of a sandbox (see [`crate::collect`]).
+    pub worker_program: PathBuf,
 }
 
 /// How a sandbox is driven once it was made.
@@ -168,9 +173,12 @@ pub struct GvisorEngine {
     users: Users,
     /// Held by who makes or removes a volume, or looks for its device.
     volumes: Mutex<()>,
-    /// Who works on the content of volumes, and the program that does.
+    /// Who works on the content of volumes.
     workers: Workers,
-    volume_program: PathBuf,
+    /// Who reads the files of sandboxes.
+    collectors: Collectors,
+    /// The program that both are.
+    worker_program: PathBuf,
     /// Whether what nobody waits for is to be given up.
     leaving: AtomicBool,
     /// Sandbox processes that this host became the parent of.
@@ -193,12 +201,18 @@ impl GvisorEngine {
             airlocks,
             driver,
             keep_unneeded,
-            volume_program,
+            worker_program,
         } = config;
         let failed = |error: io::Error| step("prepare the folders", error);
-        for folder in
-            [&paths.data, &paths.sandboxes(), &paths.images(), &paths.volumes(), &paths.content_mount()]
-        {
+        for folder in [
+            &paths.data,
+            &paths.sandboxes(),
+            &paths.images(),
+            &paths.volumes(),
+            &paths.content_mount(),
+            &paths.collected_mount(),
+            &paths.collected_disk_mount(),
+        ] {
             private_folder(folder).map_err(failed)?;
         }
         fs_err::create_dir_all(&paths.cache).map_err(failed)?;
@@ -243,8 +257,9 @@ impl GvisorEngine {
             locks: Locks::default(),
             users: Users::default(),
             volumes: Mutex::default(),
-            workers: Workers::default(),
-            volume_program,
+            workers: content::workers(),
+            collectors: Collectors::default(),
+            worker_program,
             leaving: AtomicBool::new(false),
             watches: Mutex::default(),
         };
@@ -313,6 +328,7 @@ impl GvisorEngine {
 
     /// Removes all that a sandbox owns, in whatever state it is. The caller holds its lock.
     fn remove(&self, id: &SandboxId) -> Result<(), EngineError> {
+        self.collectors.end(id)?;
         self.holdings.remove(id)?;
         lock(&self.watches).remove(id);
         Ok(())
@@ -533,7 +549,11 @@ impl Engine for GvisorEngine {
     }
 
     fn open_volume(&self, id: &VolumeId) -> Result<OwnedFd, EngineError> {
-        self.start_worker(&self.volume_program, id)
+        self.start_worker(id)
+    }
+
+    fn collect(&self, id: &SandboxId, tree: Tree) -> Result<OwnedFd, EngineError> {
+        self.start_collector(id, tree)
     }
 
     fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {

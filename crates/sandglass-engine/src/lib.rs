@@ -4,6 +4,7 @@
 //! validated types.
 #![forbid(unsafe_code)]
 
+pub mod collect;
 pub mod deadline;
 pub mod engine;
 pub mod fake;

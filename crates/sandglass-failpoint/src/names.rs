@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 117] = [
+pub const NAMES: [&str; 119] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -112,7 +112,10 @@ pub const NAMES: [&str; 117] = [
     "engine.volume.rename",
     "engine.volume.remove",
     "engine.volume.attach",
-    "engine.volume.work",
+    "engine.worker.start",
+    // Reading the files of a sandbox from outside: the unprivileged half, and the privileged one.
+    "control.collect.begin",
+    "engine.collect.attach",
     // The watchdog, once it has the lock of the data folder.
     "watchdog.end",
     // Network slots.

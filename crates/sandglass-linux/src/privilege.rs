@@ -123,6 +123,20 @@ const NOBODY_ELSE: Identity = Identity { uid: u32::MAX - 2, gid: u32::MAX - 2 };
 /// # Errors
 /// See [`PrivilegeError`]; end the process.
 pub fn enter_files(root: &Path) -> Result<Enforcement, PrivilegeError> {
+    let own = Confinement { read_write: vec!["/".into()], read_only: Vec::new() };
+    enter_alone(root, &own, OVER_FILES)
+}
+
+/// As [`enter_files`], but it may only read them and list folders.
+///
+/// # Errors
+/// See [`PrivilegeError`]; end the process.
+pub fn enter_reading(root: &Path) -> Result<Enforcement, PrivilegeError> {
+    let own = Confinement { read_write: Vec::new(), read_only: vec!["/".into()] };
+    enter_alone(root, &own, CapabilitySet::DAC_READ_SEARCH)
+}
+
+fn enter_alone(root: &Path, own: &Confinement, kept: CapabilitySet) -> Result<Enforcement, PrivilegeError> {
     let status = open_status()?;
     require_one_thread()?;
     let apart = rustix::thread::UnshareFlags::NEWNET | rustix::thread::UnshareFlags::NEWIPC;
@@ -130,9 +144,8 @@ pub fn enter_files(root: &Path) -> Result<Enforcement, PrivilegeError> {
     step("leaving the network", unsafe { rustix::thread::unshare_unsafe(apart) })?;
     step("changing the root folder", rustix::process::chroot(root))?;
     step("entering the new root folder", rustix::process::chdir("/"))?;
-    let own = Confinement { read_write: vec!["/".into()], read_only: Vec::new() };
-    let enforcement = confine(&own, WithoutLandlock::Allow)?;
-    become_with(NOBODY_ELSE, OVER_FILES, status)?;
+    let enforcement = confine(own, WithoutLandlock::Allow)?;
+    become_with(NOBODY_ELSE, kept, status)?;
     Ok(enforcement)
 }
 

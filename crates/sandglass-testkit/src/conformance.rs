@@ -9,6 +9,7 @@
 
 mod agent;
 mod checkpoint;
+mod collect;
 mod files;
 mod fixture;
 mod lifecycle;
@@ -145,6 +146,7 @@ struct Needs {
 const NOTHING: Needs = Needs { feature: None, processes: false };
 const PROCESSES: Needs = Needs { processes: true, ..NOTHING };
 const CHECKPOINT: Needs = Needs { feature: Some(Feature::Checkpoint), ..NOTHING };
+const CHECKPOINT_OF_PROCESSES: Needs = Needs { feature: Some(Feature::Checkpoint), ..PROCESSES };
 const PREPARE_RESTORE: Needs = Needs { feature: Some(Feature::PrepareRestore), ..NOTHING };
 const AIRLOCK: Needs = Needs { feature: Some(Feature::Airlock), ..PROCESSES };
 const CPU_LIMIT: Needs = Needs { feature: Some(Feature::CpuLimit), ..PROCESSES };
@@ -185,6 +187,11 @@ macro_rules! with_conformance_cases {
             files::a_template_that_is_absent_fails_and_leaves_nothing: OWN_FILES,
             files::every_sandbox_has_files_of_its_own: OWN_FILES,
             files::memory_file_systems_have_a_size: OWN_FILES,
+            collect::what_a_sandbox_wrote_is_told_in_every_state: PROCESSES,
+            collect::what_a_guest_sees_is_told_and_nothing_else: OWN_FILES,
+            collect::names_and_kinds_of_all_sorts_are_told_or_counted: PROCESSES,
+            collect::a_volume_is_not_entered: VOLUMES,
+            collect::a_paused_one_is_told_from_its_image: CHECKPOINT_OF_PROCESSES,
             network::nothing_of_the_machine_is_reached: AIRLOCK,
             network::a_guest_has_one_interface_that_ends_at_the_server: AIRLOCK,
             network::a_guest_is_reached_by_the_server_alone: AIRLOCK,

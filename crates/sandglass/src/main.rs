@@ -6,6 +6,7 @@ mod bench;
 mod certificate;
 mod cli;
 mod client;
+mod collect;
 mod config;
 mod data_dir;
 mod doctor;
@@ -15,7 +16,6 @@ mod indexes;
 mod ledger;
 mod link;
 mod local;
-mod master_key;
 mod privileged;
 mod serve;
 mod startup;
@@ -53,7 +53,6 @@ fn main() -> ExitCode {
         Command::Sandbox(verb) => client::sandbox(verb),
         Command::Snapshot(verb) => client::snapshots(verb),
         Command::Volume(verb) => client::volumes::volumes(verb),
-        Command::Connection(verb) => client::connections::connections(verb),
         Command::Template(verb) => client::template::templates(verb),
         Command::Egress(verb) => client::egress(verb),
         Command::Ledger(args) => local::ledger(&args),
@@ -68,6 +67,7 @@ fn main() -> ExitCode {
         Command::KeepCertificate => certificate::keep().map(|()| ExitCode::SUCCESS),
         Command::Acme => certificate::acme().map(|()| ExitCode::SUCCESS),
         Command::VolumeContent(args) => volume::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::CollectFiles(args) => collect::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Owners(args) => local::owners(&args),
         Command::Team(verb) => local::team(&verb),
         Command::Key(verb) => local::key(&verb),

@@ -134,7 +134,7 @@ fn start(data: &DataDir, args: cli::Host) -> Result<Started, StartupError> {
         airlocks: Some(Arc::clone(&airlocks) as _),
         driver: Driver::default(),
         keep_unneeded: KEEP_UNNEEDED,
-        volume_program: "/proc/self/exe".into(),
+        worker_program: "/proc/self/exe".into(),
     })
     .inspect_err(|_| airlocks.close())?;
     Ok(Started { engine: Arc::new(engine), airlocks: Some(airlocks) })

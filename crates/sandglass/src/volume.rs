@@ -22,7 +22,7 @@ use crate::cli;
 use paths::Refusal;
 
 /// Answers what is asked on standard input, which is a socket.
-pub(crate) fn run(args: &cli::Volume) -> anyhow::Result<()> {
+pub(crate) fn run(args: &cli::Worker) -> anyhow::Result<()> {
     let mut line = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     enter_files(&args.root).context("the process can't be confined")?;
     // Who asked may be gone, and then there is nobody to tell.

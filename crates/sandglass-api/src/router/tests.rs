@@ -9,7 +9,6 @@ use tower::ServiceExt as _;
 use crate::fake::{Fake, KEY, OTHER_KEY, PANIC};
 
 mod accounts;
-mod credentials;
 mod templates;
 
 struct Answer {

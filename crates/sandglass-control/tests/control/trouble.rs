@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
+use sandglass_engine::collect::Tree;
 use sandglass_engine::deadline::Deadline;
 use sandglass_engine::engine::{AirlockSocket, Compression, Feature, Keep, Presence, SessionEnds};
 use sandglass_engine::fake::FakeEngine;
@@ -160,6 +161,11 @@ impl Engine for Troubled {
 
     fn open_volume(&self, id: &VolumeId) -> Result<OwnedFd, EngineError> {
         self.engine.open_volume(id)
+    }
+
+    fn collect(&self, id: &SandboxId, tree: Tree) -> Result<OwnedFd, EngineError> {
+        self.trouble.meet("collect")?;
+        self.engine.collect(id, tree)
     }
 
     fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {

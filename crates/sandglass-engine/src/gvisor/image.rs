@@ -263,9 +263,14 @@ pub(super) struct Unfinished {
     image: Image,
 }
 
+/// A folder beside the images, removed when it is dropped, or by the next host.
+pub(super) fn aside(images: &Path) -> io::Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix(UNFINISHED).tempdir_in(images)
+}
+
 impl Unfinished {
     pub(super) fn begin(images: &Path) -> io::Result<Self> {
-        let folder = tempfile::Builder::new().prefix(UNFINISHED).tempdir_in(images)?;
+        let folder = aside(images)?;
         let image = Image(folder.path().join("image"));
         fs_err::create_dir(&image.0)?;
         Ok(Self { folder, image })

@@ -17,10 +17,17 @@ use super::volumes::{self, Attached};
 use crate::engine::{EngineError, Lack, step};
 use crate::session::Session;
 
+pub(super) const MS_RDONLY: u64 = 1;
 const MS_NOSUID: u64 = 2;
 const MS_NODEV: u64 = 4;
-const MS_BIND: u64 = 4096;
+const MS_NOEXEC: u64 = 8;
+pub(super) const MS_REMOUNT: u64 = 32;
+const MS_NOSYMFOLLOW: u64 = 256;
 const MS_NOATIME: u64 = 1024;
+pub(super) const MS_BIND: u64 = 4096;
+
+/// How what guests wrote is mounted for who works on it from outside: as data, and nothing else.
+pub(super) const MS_GUARDED: u64 = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOSYMFOLLOW | MS_NOATIME;
 
 /// The processors to start `runsc` on: it tells the guest that there are as many as it was started on itself. Nothing if
 /// there are no more than that.

@@ -56,6 +56,18 @@ impl HostPaths {
         self.data.join("content")
     }
 
+    /// Where the files of a sandbox are mounted, in the mount namespace of who reads them only.
+    #[must_use]
+    pub fn collected_mount(&self) -> PathBuf {
+        self.data.join("collected")
+    }
+
+    /// Where its disk is, there.
+    #[must_use]
+    pub fn collected_disk_mount(&self) -> PathBuf {
+        self.data.join("collected-disk")
+    }
+
     /// Where `runsc` keeps one state file, one lock and one socket per sandbox.
     #[must_use]
     pub fn runsc_root(&self) -> PathBuf {

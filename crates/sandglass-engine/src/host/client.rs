@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use super::protocol::{Answer, Call, RefusalKind, Reply, Verb};
 use super::server::MAX_UNDER_WAY;
+use crate::collect::Tree;
 use crate::deadline::Deadline;
 use crate::engine::{
     AirlockSocket, Compression, EngineInfo, Exit, Keep, Pace, Presence, SandboxSpec, SessionEnds, Stats,
@@ -391,6 +392,16 @@ impl Host {
     /// As all verbs: [`HostError`].
     pub async fn open_volume(&self, id: &VolumeId) -> Result<OwnedFd, HostError> {
         let (_, descriptors) = self.ask(Verb::OpenVolume(id.clone())).await?;
+        let [socket] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| HostError::Confused)?;
+        Ok(socket)
+    }
+
+    /// Has a process answer one question about the files of a sandbox (see [`crate::collect`]): on this socket.
+    ///
+    /// # Errors
+    /// As all verbs: [`HostError`].
+    pub async fn collect(&self, id: &SandboxId, tree: Tree) -> Result<OwnedFd, HostError> {
+        let (_, descriptors) = self.ask(Verb::Collect { id: id.clone(), tree }).await?;
         let [socket] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| HostError::Confused)?;
         Ok(socket)
     }

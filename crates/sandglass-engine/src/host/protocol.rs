@@ -6,6 +6,7 @@
 use sandglass_types::{Digest, SandboxId, VolumeId};
 use serde::{Deserialize, Serialize};
 
+use crate::collect::Tree;
 use crate::deadline::Deadline;
 use crate::engine::{
     AirlockSocket, Compression, EngineError, EngineInfo, Exit, Keep, Lack, Pace, Presence, SandboxSpec, Stats,
@@ -93,6 +94,13 @@ pub enum Verb {
     RemoveVolume(VolumeId),
     /// [`crate::Engine::open_volume`]; a descriptor comes back.
     OpenVolume(VolumeId),
+    /// [`crate::Engine::collect`]; a descriptor comes back.
+    Collect {
+        /// Of which sandbox.
+        id: SandboxId,
+        /// Which of its file systems.
+        tree: Tree,
+    },
     /// [`crate::Engine::volumes`].
     Volumes,
     /// [`crate::Engine::footprints`].
@@ -164,6 +172,7 @@ impl Verb {
             Self::CreateVolume { .. } => "create_volume",
             Self::RemoveVolume(_) => "remove_volume",
             Self::OpenVolume(_) => "open_volume",
+            Self::Collect { .. } => "collect",
             Self::Volumes => "volumes",
             Self::Footprints(_) => "footprints",
             Self::TidyCache(_) => "tidy_cache",

@@ -125,6 +125,7 @@ fn perform(engine: &dyn Engine, verb: Verb) -> (Answer, Vec<OwnedFd>) {
         Verb::CreateVolume { id, mib } => engine.create_volume(&id, mib).map(done),
         Verb::RemoveVolume(id) => engine.remove_volume(&id).map(done),
         Verb::OpenVolume(id) => engine.open_volume(&id).map(|socket| (Answer::Done, vec![socket])),
+        Verb::Collect { id, tree } => engine.collect(&id, tree).map(|socket| (Answer::Done, vec![socket])),
         Verb::Volumes => engine.volumes().map(|all| (Answer::Volumes(all), Vec::new())),
         Verb::Footprints(ids) => engine.footprints(&ids).map(|all| (Answer::Footprints(all), Vec::new())),
         Verb::TidyCache(rootfs) => engine.tidy_cache(&rootfs).map(done),

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use sandglass_engine::Footprints;
+use sandglass_engine::collect::Tree;
 use sandglass_engine::deadline::Deadline;
 use sandglass_engine::engine::{
     AirlockSocket, Compression, Engine, EngineError, EngineInfo, Exit, Feature, Isolation, Keep, Presence,
@@ -125,6 +126,10 @@ impl Engine for Liar {
 
     fn open_volume(&self, id: &VolumeId) -> Result<OwnedFd, EngineError> {
         self.inner.open_volume(id)
+    }
+
+    fn collect(&self, id: &SandboxId, tree: Tree) -> Result<OwnedFd, EngineError> {
+        self.inner.collect(id, tree)
     }
 
     fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {

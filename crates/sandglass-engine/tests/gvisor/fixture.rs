@@ -269,9 +269,17 @@ pub(crate) fn open(dir: &Path, instance: &InstanceId, subject: Gvisor) -> Gvisor
         airlocks: subject.network.then(airlocks),
         driver: subject.driver,
         keep_unneeded: Duration::ZERO,
-        volume_program: "/bin/false".into(),
+        worker_program: program(),
     };
     GvisorEngine::open(config).unwrap()
+}
+
+/// The program that hosts start as themselves, from the same build as this test.
+fn program() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let program = test.ancestors().nth(2).unwrap().join("sandglass");
+    assert!(program.exists(), "{} is missing: build the workspace first", program.display());
+    program
 }
 
 pub(crate) fn spec(limits: Limits) -> SandboxSpec {

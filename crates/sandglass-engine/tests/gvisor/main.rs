@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod cache;
+mod collect;
 mod conformance;
 mod control;
 mod crash;

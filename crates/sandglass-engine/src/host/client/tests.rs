@@ -7,6 +7,7 @@ use tokio::task::JoinSet;
 
 use super::super::server;
 use super::*;
+use crate::collect::Tree;
 use crate::engine::{Engine, EngineError, Feature, Isolation, Keep};
 use crate::footprint::Footprint;
 
@@ -90,6 +91,10 @@ impl Engine for ListEngine {
 
     fn open_volume(&self, _: &VolumeId) -> Result<OwnedFd, EngineError> {
         Err(EngineError::Unsupported { engine: "list", verb: "work on a volume" })
+    }
+
+    fn collect(&self, _: &SandboxId, _: Tree) -> Result<OwnedFd, EngineError> {
+        Err(EngineError::Unsupported { engine: "list", verb: "read files" })
     }
 
     fn volumes(&self) -> Result<Vec<VolumeId>, EngineError> {
