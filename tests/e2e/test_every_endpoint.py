@@ -8,7 +8,7 @@ import re
 
 import httpx
 import pytest
-from e2b import Sandbox, Volume
+from e2b import Sandbox, Secret, Volume
 from support import ROOT
 
 DOCUMENT = json.loads((ROOT / "openapi/sandglass.json").read_text())
@@ -35,6 +35,8 @@ FOR_OPERATORS = {
     ("post", "/v1/templates/builds"),
 }
 
+CONNECTION = {"target": "https://api.test", "methods": ["GET"], "paths": ["/"], "credential": "bearer"}
+
 MALFORMED = ["{", "[]", '"text"', "7", '{"a":', "\x00", "[" * 2000, '{"timeout": "soon"}', '{"timeout": -1}']
 
 
@@ -56,6 +58,11 @@ def owned(server):
     with Sandbox.create(timeout=900, metadata={"of": "the first team"}) as sandbox:
         snapshot = sandbox.create_snapshot(name="owned")
         volume = Volume.create("owned")
+        secret = Secret.create("owned", "of the first team")
+        connection = httpx.put(
+            f"{server.url}/v1/connections/owned", headers=server.headers, json=CONNECTION | {"value": "of the first team"}
+        )
+        assert connection.status_code == 201, connection.text
         user = httpx.put(
             f"{server.url}/v1/assignments/somebody",
             headers=server.headers,
@@ -69,7 +76,11 @@ def owned(server):
             "snapshot": snapshot.snapshot_id,
             "assigned": user["sandbox"]["id"],
             "volume": volume.volume_id,
+            "secret": secret.secret_id,
+            "connection": "owned",
         }
+        assert Secret.destroy(secret.secret_id)
+        httpx.delete(f"{server.url}/v1/connections/owned", headers=server.headers).raise_for_status()
         assert Volume.destroy(volume.volume_id)
         Sandbox.delete_snapshot(snapshot.snapshot_id)
         Sandbox.kill(user["sandbox"]["id"])
@@ -77,7 +88,7 @@ def owned(server):
 
 def filled(path: str, owned: dict[str, str]) -> str:
     """The path with what is the first team's in it."""
-    kinds = {"volumes": "volume", "volumecontent": "volume", "snapshots": "snapshot", "templates": "snapshot", "teams": "team", "api-keys": "key"}
+    kinds = {"secrets": "secret", "connections": "connection", "volumes": "volume", "volumecontent": "volume", "snapshots": "snapshot", "templates": "snapshot", "teams": "team", "api-keys": "key"}
     what = next((kind for noun, kind in kinds.items() if f"{noun}/{{id}}" in path), "sandbox")
     return path.format(id=owned[what], user="somebody", port="8000", name="base", alias="owned")
 
@@ -86,6 +97,10 @@ def body_for(method: str, path: str, owned: dict[str, str]):
     """A body that would be fine if it were the owner's."""
     if (method, path) in {("post", "/sandboxes"), ("post", "/v2/sandboxes")}:
         return {"templateID": owned["snapshot"], "timeout": 60}
+    if "secrets" in path:
+        return {"value": "of another team"}
+    if "connections" in path:
+        return CONNECTION | {"value": "of another team"}
     if "api-keys" in path:
         return {"name": "theirs"} if "{" in path else {}
     return {"timeout": 60} if "requestBody" in DOCUMENT["paths"][path][method] else None
@@ -95,6 +110,10 @@ def owner_sees_all(server, owned) -> bool:
     states = [Sandbox.get_info(owned[what]).state.value for what in ("sandbox", "assigned")]
     snapshot = httpx.get(f"{server.url}/v1/snapshots/{owned['snapshot']}", headers=server.headers)
     keys = httpx.get(f"{server.url}/api-keys", headers=server.headers).json()
+    secret = httpx.get(f"{server.url}/secrets/{owned['secret']}", headers=server.headers).json()
+    connection = httpx.get(f"{server.url}/v1/connections/owned", headers=server.headers).json()
+    if secret["currentVersion"] != 1 or connection["created_at"] != connection["updated_at"]:
+        return False
     return states == ["running", "running"] and snapshot.status_code == 200 and owned["key"] in [key["id"] for key in keys]
 
 
@@ -115,6 +134,10 @@ def test_another_team_s_key_opens_nothing(server, outsider, owned, method, path)
         assert answer.status_code == 403, answer.text
     elif (method, path) in WITH_TOKEN:
         assert answer.status_code == 401, answer.text
+    elif (method, path) == ("put", "/v1/connections/{id}"):
+        # So is the name of a connection: this one is the other team's own.
+        assert answer.status_code in (200, 201), answer.text
+        outsider.delete(filled(path, owned)).raise_for_status()
     elif "{user}" in path:
         # A user's name is the team's own: another team has nobody of that name.
         assert owned["assigned"] not in answer.text

@@ -3,7 +3,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Secret, Template } from "e2b";
+import { Template } from "e2b";
 import { failure, shared } from "./support.mjs";
 
 const box = shared();
@@ -19,7 +19,6 @@ test("what is not built says so", async () => {
   const { sandbox } = box;
   const calls = {
     templates: () => Template.build(Template().fromImage("debian:12"), "own"),
-    secrets: () => Secret.list().nextItems(),
   };
   for (const [what, call] of Object.entries(calls)) {
     const error = await failure(Error, call());

@@ -10,7 +10,7 @@ use http::header::CACHE_CONTROL;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use percent_encoding::percent_decode_str;
 use sandglass_store::{AuditEntry, Identity};
-use sandglass_types::{Clock as _, KeyId, SandboxId, SystemClock, UserName};
+use sandglass_types::{Clock as _, KeyId, SandboxId, SecretId, SystemClock, UserName};
 use tracing::Instrument as _;
 use tracing::field::Empty;
 use uuid::Uuid;
@@ -41,6 +41,10 @@ impl Made {
     }
 
     pub(crate) fn key(id: KeyId) -> Self {
+        Self(vec![id.to_string()])
+    }
+
+    pub(crate) fn secret(id: SecretId) -> Self {
         Self(vec![id.to_string()])
     }
 }

@@ -1,5 +1,9 @@
 //! What the faces need of the product, as traits: [`Control`] is the one implementation outside tests.
 
+mod credentials;
+
+pub(crate) use credentials::Credentials;
+
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -28,7 +32,7 @@ use crate::e2b::content::Talk;
 
 /// The verbs of [`Control`] that the faces call.
 #[async_trait]
-pub(crate) trait Backend: Send + Sync + 'static {
+pub(crate) trait Backend: Credentials + Send + Sync + 'static {
     fn engine(&self) -> &EngineInfo;
     fn domain(&self) -> Option<&str>;
     async fn authenticate(&self, secret: &str) -> Result<Identity, Error>;

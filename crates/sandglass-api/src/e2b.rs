@@ -7,6 +7,7 @@ pub(crate) mod list;
 pub(crate) mod logs;
 pub(crate) mod metrics;
 pub(crate) mod routes;
+pub(crate) mod secrets;
 pub(crate) mod snapshots;
 pub(crate) mod teams;
 pub(crate) mod templates;

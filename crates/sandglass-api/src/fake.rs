@@ -1,5 +1,6 @@
 //! A product in memory, for tests of the faces.
 
+mod credentials;
 mod net;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -10,16 +11,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{
-    AskedVolume, CameBy, CollectFiles, Collection, CreateSandbox, DialError, DiskUse, KnownTemplate,
-    ListSnapshots, LogEntry, LogLevel, NewKey, Sleeper, TemplateDefinition, TrafficToken,
+    AskedVolume, CameBy, CollectFiles, Collection, CreateSandbox, DialError, DiskUse, KnownConnection,
+    KnownTemplate, ListSnapshots, LogEntry, LogLevel, NewKey, Sleeper, TemplateDefinition, TrafficToken,
 };
 use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroundings, Warning};
 use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_engine::{EngineInfo, Footprint, Stats};
 use sandglass_store::{
     ApiKey, Assignment, AuditEntry, CommandDefaults, Event, Identity, ImageState, ListFilter, ListPage,
-    MadeFrom, Order, PageCursor, Purpose, Sample, SandboxRow, SnapshotName, SnapshotPage, SnapshotRow, Team,
-    TeamSample, TemplateSpec, VolumeRow, VolumeState,
+    MadeFrom, Order, PageCursor, Purpose, Sample, SandboxRow, SecretRow, SnapshotName, SnapshotPage,
+    SnapshotRow, Team, TeamSample, TemplateSpec, VolumeRow, VolumeState,
 };
 use sandglass_types::{
     Error, ErrorKind, KeyId, Lifetime, Limits, Name, OnTimeout, PauseMode, Reference, ResumeMode, SandboxId,
@@ -50,6 +51,8 @@ pub(crate) struct Fake {
     rows: Mutex<Vec<SandboxRow>>,
     snapshots: Mutex<Vec<SnapshotRow>>,
     volumes: Mutex<Vec<VolumeRow>>,
+    secrets: Mutex<Vec<SecretRow>>,
+    connections: Mutex<Vec<(TeamId, KnownConnection)>>,
     idempotent: Mutex<HashMap<String, (sandglass_types::Digest, SandboxId)>>,
     live: Mutex<HashMap<SandboxId, Arc<FakeLive>>>,
     /// Those that a request wakes, and what it then finds.
@@ -90,6 +93,8 @@ impl Fake {
             rows: Mutex::default(),
             snapshots: Mutex::default(),
             volumes: Mutex::default(),
+            secrets: Mutex::default(),
+            connections: Mutex::default(),
             idempotent: Mutex::default(),
             live: Mutex::default(),
             sleeping: Mutex::default(),
@@ -247,6 +252,7 @@ impl Backend for Fake {
                 .collect(),
             created_at,
             end_at: created_at.plus(request.lifetime.timeout),
+            connections: request.connections,
             ..row()
         };
         if let Some((key, digest)) = request.idempotency {

@@ -27,6 +27,7 @@ use crate::router::ApiState;
 
 mod archive;
 mod assignments;
+mod connections;
 mod disk;
 mod egress;
 mod ports;
@@ -40,6 +41,7 @@ pub(crate) fn router() -> OpenApiRouter<ApiState> {
         .routes(routes!(get_native))
         .merge(archive::router())
         .merge(assignments::router())
+        .merge(connections::router())
         .merge(egress::router())
         .merge(ports::router())
         .merge(snapshots::router())

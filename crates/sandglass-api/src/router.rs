@@ -43,6 +43,7 @@ pub(crate) fn documented() -> OpenApiRouter<ApiState> {
     e2b::routes::router()
         .merge(e2b::snapshots::router())
         .merge(e2b::volumes::router())
+        .merge(e2b::secrets::router())
         .merge(e2b::content::router())
         .merge(e2b::metrics::router())
         .merge(e2b::logs::router())

@@ -15,4 +15,5 @@ pub mod secret;
 pub mod vault;
 
 pub use connection::{Connection, ConnectionName};
-pub use secret::Secret;
+pub use secret::{Secret, SecretName};
+pub use vault::Vault;

@@ -4,14 +4,13 @@
 
 use std::str::FromStr;
 
+use crate::secret::{MAX_SECRET_NAME, SecretName};
+
 /// Most secrets that one value names.
 pub const MAX_NAMES: usize = 32;
 
 /// Longest value, in bytes, before it is filled.
 pub const MAX_VALUE: usize = 2048;
-
-/// Longest name of a secret, in bytes.
-pub const MAX_NAME: usize = 256;
 
 const BEGIN: &str = "${e2b.";
 const SECRETS: &str = "secrets.";
@@ -23,7 +22,7 @@ pub struct Value(Vec<Part>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Part {
     Text(String),
-    Secret(String),
+    Secret(SecretName),
 }
 
 /// Why a text is no [`Value`].
@@ -33,7 +32,9 @@ pub enum InvalidValue {
     #[error("a header's value has at most {MAX_VALUE} bytes of printable ASCII")]
     Unprintable,
     /// It begins as a placeholder and is none.
-    #[error("a placeholder is ${{e2b.secrets.NAME}}, where NAME has 1 to {MAX_NAME} bytes and no brace")]
+    #[error(
+        "a placeholder is ${{e2b.secrets.NAME}}, where NAME has 1 to {MAX_SECRET_NAME} bytes and no brace"
+    )]
     Malformed,
     /// It asks for a token of the sandbox's identity.
     #[error("this server has no identity tokens: use a secret, ${{e2b.secrets.NAME}}")]
@@ -57,13 +58,11 @@ impl FromStr for Value {
                 return Err(InvalidValue::Identity);
             }
             let name = inside.strip_prefix(SECRETS).ok_or(InvalidValue::Malformed)?;
-            if !(1..=MAX_NAME).contains(&name.len()) || name.contains('{') {
-                return Err(InvalidValue::Malformed);
-            }
+            let name = name.parse().map_err(|_| InvalidValue::Malformed)?;
             if !before.is_empty() {
                 parts.push(Part::Text(before.to_owned()));
             }
-            parts.push(Part::Secret(name.to_owned()));
+            parts.push(Part::Secret(name));
             rest = behind;
         }
         if !rest.is_empty() {
@@ -76,15 +75,13 @@ impl FromStr for Value {
 
 impl Value {
     /// The secrets that it names, in their order.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0
-            .iter()
-            .filter_map(|part| if let Part::Secret(name) = part { Some(name.as_str()) } else { None })
+    pub fn names(&self) -> impl Iterator<Item = &SecretName> {
+        self.0.iter().filter_map(|part| if let Part::Secret(name) = part { Some(name) } else { None })
     }
 
     /// The value with each secret put in. What is put in is not read again: a secret that looks like a placeholder stays as it is. `None`
     /// if one is missing.
-    pub fn filled<'a>(&self, secret: impl Fn(&str) -> Option<&'a str>) -> Option<String> {
+    pub fn filled<'a>(&self, secret: impl Fn(&SecretName) -> Option<&'a str>) -> Option<String> {
         let mut filled = String::new();
         for part in &self.0 {
             filled.push_str(match part {
@@ -105,10 +102,10 @@ mod tests {
     #[test]
     fn secrets_are_named_and_put_in() {
         let value: Value = "Bearer ${e2b.secrets.a}/${e2b.secrets.b c} $ {} ${x}".parse().unwrap();
-        assert_eq!(value.names().collect::<Vec<_>>(), ["a", "b c"]);
-        let secret = |name: &str| Some(if name == "a" { "${e2b.secrets.b c}" } else { "2" });
+        assert_eq!(value.names().map(SecretName::as_str).collect::<Vec<_>>(), ["a", "b c"]);
+        let secret = |name: &SecretName| Some(if name.as_str() == "a" { "${e2b.secrets.b c}" } else { "2" });
         assert_eq!(value.filled(secret).unwrap(), "Bearer ${e2b.secrets.b c}/2 $ {} ${x}");
-        assert_eq!(value.filled(|name| (name == "a").then_some("1")), None);
+        assert_eq!(value.filled(|name| (name.as_str() == "a").then_some("1")), None);
         let plain: Value = "text/plain".parse().unwrap();
         assert_eq!(plain.filled(|_| None).unwrap(), "text/plain");
     }
@@ -135,9 +132,9 @@ mod tests {
         #[test]
         fn whatever_is_read_is_filled_without_loss(text in "([ -~]{0,8}|\\$\\{e2b\\.secrets\\.[a-z]\\}){0,6}") {
             if let Ok(value) = text.parse::<Value>() {
-                let names: Vec<_> = value.names().map(str::to_owned).collect();
+                let names: Vec<_> = value.names().cloned().collect();
                 let back: Vec<_> = names.iter().map(|name| format!("${{e2b.secrets.{name}}}")).collect();
-                let find = |name: &str| {
+                let find = |name: &SecretName| {
                     names.iter().position(|known| known == name).map(|at| back[at].as_str())
                 };
                 prop_assert_eq!(value.filled(find).unwrap(), text);

@@ -1,9 +1,11 @@
 //! The verbs of the product, as the API calls them.
 
 mod assignments;
+mod broker;
 mod cold;
 mod collect;
 mod config;
+mod connections;
 mod content;
 mod create;
 mod logs;
@@ -11,6 +13,7 @@ mod models;
 mod pools;
 mod reconciling;
 mod samples;
+mod secrets;
 mod snapshots;
 mod storage;
 mod templates;
@@ -19,9 +22,11 @@ mod volumes;
 use self::create::random_token;
 
 pub use self::assignments::CameBy;
+pub use self::broker::{Broker, MAX_GRANTED, OwnConnection};
 pub(crate) use self::collect::Collecting;
 pub use self::collect::{CollectFiles, Collection, Found, FoundFile};
 pub use self::config::{Config, Patience};
+pub use self::connections::KnownConnection;
 pub use self::content::Content;
 pub(crate) use self::content::{Contents, marks_of};
 pub use self::logs::{LogEntry, LogLevel};

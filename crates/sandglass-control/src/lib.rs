@@ -36,9 +36,9 @@ mod volume_marks;
 pub use admission::Budgets;
 pub use auto_resume::Sleeper;
 pub use control::{
-    CameBy, CollectFiles, Collection, Config, Content, Control, DiskUse, Found, FoundFile, GrantRequest,
-    GrantedModels, KnownTemplate, ListSnapshots, LogEntry, LogLevel, MAX_CHILDREN, MAX_POOL, Models,
-    Patience, Purse, VolumesConfig,
+    Broker, CameBy, CollectFiles, Collection, Config, Content, Control, DiskUse, Found, FoundFile,
+    GrantRequest, GrantedModels, KnownConnection, KnownTemplate, ListSnapshots, LogEntry, LogLevel,
+    MAX_CHILDREN, MAX_GRANTED, MAX_POOL, Models, OwnConnection, Patience, Purse, VolumesConfig,
 };
 pub(crate) use control::{granted, in_between, injected, not_found, stored};
 pub use definition::TemplateDefinition;

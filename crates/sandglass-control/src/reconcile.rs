@@ -141,6 +141,7 @@ pub(crate) mod tests {
             defaults: None,
             volumes: Vec::new(),
             models: None,
+            connections: Vec::new(),
             state,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(0),

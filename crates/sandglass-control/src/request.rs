@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use sandglass_broker::ConnectionName;
 use sandglass_egress::policy::{Ingress, Policy};
 use sandglass_store::IdempotencyKey;
 use sandglass_types::volume::MAX_VOLUMES;
@@ -52,6 +53,8 @@ pub struct CreateSandbox {
     pub ingress: Ingress,
     /// The volumes that it is to have: [`MAX_VOLUMES`] at most, each once, and at paths of which none is below another.
     pub volumes: Vec<AskedVolume>,
+    /// The connections that it may use.
+    pub connections: Vec<ConnectionName>,
     /// The client's key for this request, and a digest of the request.
     pub idempotency: Option<(IdempotencyKey, Digest)>,
 }
@@ -138,7 +141,11 @@ pub(crate) fn check_env(field: &str, env: &BTreeMap<String, String>) -> Result<(
     Ok(())
 }
 
-fn check_pairs(field: &str, pairs: &BTreeMap<String, String>) -> Result<(), Error> {
+/// Checks that a map of a client's is not too much to keep.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`], naming the field.
+pub(crate) fn check_pairs(field: &str, pairs: &BTreeMap<String, String>) -> Result<(), Error> {
     if pairs.len() > MAX_PAIRS {
         return Err(Error::new(ErrorKind::Invalid, format!("{field} may have at most {MAX_PAIRS} entries")));
     }
@@ -190,6 +197,7 @@ mod tests {
             policy: Policy::default(),
             ingress: Ingress::default(),
             volumes: Vec::new(),
+            connections: Vec::new(),
             idempotency: None,
         }
     }

@@ -6,6 +6,8 @@
 mod ahead;
 #[path = "control/bounds.rs"]
 mod bounds;
+#[path = "control/broker.rs"]
+mod broker;
 #[path = "control/clock.rs"]
 mod clock;
 #[path = "control/cold.rs"]

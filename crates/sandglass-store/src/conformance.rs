@@ -7,6 +7,7 @@
 pub mod assignments;
 pub mod audit;
 pub mod bounds;
+pub mod broker;
 pub mod grants;
 pub mod idempotency;
 pub mod keys;
@@ -67,6 +68,9 @@ macro_rules! store_conformance {
             runs: a_run_goes_its_way_with_its_events, events_of_many_writers_have_no_gaps, a_request_makes_one_run,
                 a_team_has_so_many_runs_under_way, a_run_is_cancelled_once, runs_are_listed_in_pages,
                 artifacts_come_back_as_they_were, old_runs_are_forgotten_and_their_money_is_not;
+            broker: the_first_mark_of_a_key_stays, a_secret_is_found_by_id_and_name_and_changes_its_value,
+                secrets_of_a_team_are_bounded_and_its_own, pages_of_secrets_are_stable,
+                a_connection_is_replaced_by_the_next_of_its_name, connections_of_a_team_are_bounded_and_its_own;
             assignments: a_user_has_one_at_a_time, of_many_at_once_one_is_assigned,
                 a_release_ends_it_and_history_is_bounded;
             audit: rows_are_kept_in_their_order_until_they_are_old, long_reasons_are_cut;
@@ -151,6 +155,7 @@ pub fn sandbox_of(team: TeamId, created: i64) -> NewSandbox {
         idempotency: None,
         volumes: Vec::new(),
         models: None,
+        connections: Vec::new(),
         assign_to: None,
         quota: Amount::UNBOUNDED,
         capacity: Amount::UNBOUNDED,

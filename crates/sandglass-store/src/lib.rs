@@ -13,18 +13,20 @@ pub mod sqlite;
 
 pub use model::{
     Admitted, ApiKey, Artifact, Assignment, AuditEntry, BudgetRow, CallRow, Charge, CommandDefaults, Compute,
-    Created, Event, Finished, Granted, IdempotencyKey, Identity, ImageState, KeyDigest, ListFilter, ListPage,
-    MAX_DETAIL, MAX_KEYS, MadeFrom, ModelGrant, Money, NewBudget, NewRun, NewRunEvent, NewSandbox,
-    NewSnapshot, NewVolume, Order, PageCursor, Purpose, Reservation, Reserved, Resume, Resumed, RunAdmitted,
-    RunChange, RunEventRow, RunFilter, RunPage, RunRow, Sample, SandboxRow, SnapshotFilter, SnapshotKey,
-    SnapshotName, SnapshotPage, SnapshotRow, Source, SpendCaps, StartPath, Started, Team, TeamSample,
-    TemplateSpec, Transition, VolumeAdmitted, VolumeDeletion, VolumeQuota, VolumeRow, VolumeState,
-    VolumeUses,
+    ConnectionRow, Created, Event, Finished, Granted, IdempotencyKey, Identity, ImageState, Kept, KeyDigest,
+    ListFilter, ListPage, MAX_CONNECTIONS, MAX_DETAIL, MAX_KEYS, MAX_SECRETS, MadeFrom, ModelGrant, Money,
+    NewBudget, NewRun, NewRunEvent, NewSandbox, NewSnapshot, NewVolume, Order, PageCursor, Purpose,
+    Reservation, Reserved, Resume, Resumed, RunAdmitted, RunChange, RunEventRow, RunFilter, RunPage, RunRow,
+    Sample, SandboxRow, SecretChange, SecretFilter, SecretKey, SecretPage, SecretRow, SnapshotFilter,
+    SnapshotKey, SnapshotName, SnapshotPage, SnapshotRow, Source, SpendCaps, StartPath, Started, Team,
+    TeamSample, TemplateSpec, Transition, VolumeAdmitted, VolumeDeletion, VolumeQuota, VolumeRow,
+    VolumeState, VolumeUses,
 };
 pub use runs::RunStore;
 pub use sqlite::SqliteStore;
 
 use async_trait::async_trait;
+use sandglass_broker::ConnectionName;
 use sandglass_egress::policy::Policy;
 use sandglass_types::budget::Amount;
 use sandglass_types::{
@@ -272,6 +274,45 @@ pub trait Store: RunStore + Send + Sync + std::fmt::Debug {
 
     /// What [`Store::keep_prices`] keeps under a digest.
     async fn prices(&self, digest: Digest) -> Result<Option<String>, StoreError>;
+
+    /// Keeps what the vault's key is known by, unless there is such already. Returns what is kept.
+    async fn mark_key(&self, mark: &[u8]) -> Result<Vec<u8>, StoreError>;
+
+    /// Adds a secret to a team, which may have [`MAX_SECRETS`], each with another name.
+    async fn insert_secret(&self, new: &SecretRow) -> Result<Kept, StoreError>;
+
+    /// Gives a secret of a team another value. Returns the row as it is then; `None` if there is none.
+    async fn update_secret(
+        &self,
+        team: TeamId,
+        key: &SecretKey,
+        change: &SecretChange,
+    ) -> Result<Option<SecretRow>, StoreError>;
+
+    /// A secret of a team.
+    async fn secret(&self, team: TeamId, key: &SecretKey) -> Result<Option<SecretRow>, StoreError>;
+
+    /// A page of a team's secrets.
+    async fn list_secrets(&self, filter: &SecretFilter) -> Result<SecretPage, StoreError>;
+
+    /// Removes a secret of a team. `false` if there is none.
+    async fn delete_secret(&self, team: TeamId, key: &SecretKey) -> Result<bool, StoreError>;
+
+    /// Keeps a connection of a team, which may have [`MAX_CONNECTIONS`], in the place of the one of its name.
+    async fn put_connection(&self, new: &ConnectionRow) -> Result<Kept, StoreError>;
+
+    /// A connection of a team.
+    async fn connection(
+        &self,
+        team: TeamId,
+        name: &ConnectionName,
+    ) -> Result<Option<ConnectionRow>, StoreError>;
+
+    /// All connections of a team, by their names.
+    async fn connections(&self, team: TeamId) -> Result<Vec<ConnectionRow>, StoreError>;
+
+    /// Removes a connection of a team. `false` if there is none.
+    async fn delete_connection(&self, team: TeamId, name: &ConnectionName) -> Result<bool, StoreError>;
 
     /// Inserts a volume in state `Making`: in one transaction with the check of its name, of the quota and of the capacity.
     async fn insert_volume(&self, new: &NewVolume) -> Result<VolumeAdmitted, StoreError>;

@@ -1,5 +1,6 @@
 //! Rows as typed values.
 
+mod broker;
 mod run;
 mod sample;
 mod snapshot;
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use sandglass_broker::ConnectionName;
 use sandglass_egress::policy::{Policy, RequestHost};
 use sandglass_types::budget::{Amount, Excess};
 use sandglass_types::{
@@ -20,6 +22,10 @@ use sandglass_types::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+pub use broker::{
+    ConnectionRow, Kept, MAX_CONNECTIONS, MAX_SECRETS, SecretChange, SecretFilter, SecretKey, SecretPage,
+    SecretRow,
+};
 pub use run::{
     Artifact, Compute, NewRun, NewRunEvent, PIECE, RunAdmitted, RunChange, RunEventRow, RunFilter, RunPage,
     RunRow, Source,
@@ -203,6 +209,8 @@ pub struct NewSandbox {
     pub volumes: Vec<VolumeMount>,
     /// What lets it call models: that of what it is a fork of.
     pub models: Option<ModelGrant>,
+    /// The connections that it may use, each once, if there are such.
+    pub connections: Vec<ConnectionName>,
     /// Whose it shall be, if they have none.
     pub assign_to: Option<UserName>,
     /// What all sandboxes of the team may have together, with this one.
@@ -326,6 +334,8 @@ pub struct SandboxRow {
     pub volumes: Vec<VolumeMount>,
     /// What lets it call models.
     pub models: Option<ModelGrant>,
+    /// The connections that it may use, each once, if there are such.
+    pub connections: Vec<ConnectionName>,
     /// Where it is in its life.
     pub state: SandboxState,
     /// Counts restores, also those of what it is a copy of.

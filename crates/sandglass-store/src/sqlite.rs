@@ -6,11 +6,13 @@
 //!
 //! A power cut may lose the last commits of ordinary verbs (`synchronous=NORMAL`): what they describe is gone with
 //! the machine's memory anyway. Verbs on teams and keys are on disk when they return (`synchronous=FULL`), because
-//! a revoked key must never come back, and so are new runs and their ends, moves to and from `Paused` and all of snapshots and volumes, because an
+//! a revoked key must never come back, and so are those on secrets and connections, new runs and their ends, moves to and
+//! from `Paused` and all of snapshots and volumes, because an
 //! image outlives the power.
 
 mod assignments;
 mod audit;
+mod broker;
 mod grants;
 mod keys;
 mod list;
@@ -30,6 +32,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use sandglass_broker::ConnectionName;
 use sandglass_egress::policy::Policy;
 use sandglass_types::budget::Amount;
 use sandglass_types::{
@@ -40,11 +43,12 @@ use sqlx::sqlite::{SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchr
 use sqlx::{Connection as _, Sqlite, Transaction};
 
 use crate::{
-    Admitted, ApiKey, Assignment, AuditEntry, BudgetRow, CallRow, Charge, Created, Event, Finished, Granted,
-    IdempotencyKey, Identity, KeyDigest, ListFilter, ListPage, ModelGrant, Money, NewBudget, NewSandbox,
-    NewSnapshot, NewVolume, Reservation, Reserved, Resume, Resumed, Sample, SandboxRow, SnapshotFilter,
-    SnapshotKey, SnapshotPage, SnapshotRow, StartPath, Store, StoreError, Team, TeamSample, Transition,
-    VolumeAdmitted, VolumeDeletion, VolumeRow,
+    Admitted, ApiKey, Assignment, AuditEntry, BudgetRow, CallRow, Charge, ConnectionRow, Created, Event,
+    Finished, Granted, IdempotencyKey, Identity, Kept, KeyDigest, ListFilter, ListPage, ModelGrant, Money,
+    NewBudget, NewSandbox, NewSnapshot, NewVolume, Reservation, Reserved, Resume, Resumed, Sample,
+    SandboxRow, SecretChange, SecretFilter, SecretKey, SecretPage, SecretRow, SnapshotFilter, SnapshotKey,
+    SnapshotPage, SnapshotRow, StartPath, Store, StoreError, Team, TeamSample, Transition, VolumeAdmitted,
+    VolumeDeletion, VolumeRow,
 };
 
 /// How long one verb waits for another process' write before it fails.
@@ -384,6 +388,55 @@ impl Store for SqliteStore {
 
     async fn prices(&self, digest: Digest) -> Result<Option<String>, StoreError> {
         self.prices_of(digest).await
+    }
+
+    async fn mark_key(&self, mark: &[u8]) -> Result<Vec<u8>, StoreError> {
+        self.keep_mark(mark).await
+    }
+
+    async fn insert_secret(&self, new: &SecretRow) -> Result<Kept, StoreError> {
+        self.insert_new_secret(new).await
+    }
+
+    async fn update_secret(
+        &self,
+        team: TeamId,
+        key: &SecretKey,
+        change: &SecretChange,
+    ) -> Result<Option<SecretRow>, StoreError> {
+        self.change_secret(team, key, change).await
+    }
+
+    async fn secret(&self, team: TeamId, key: &SecretKey) -> Result<Option<SecretRow>, StoreError> {
+        self.secret_of(team, key).await
+    }
+
+    async fn list_secrets(&self, filter: &SecretFilter) -> Result<SecretPage, StoreError> {
+        self.page_of_secrets(filter).await
+    }
+
+    async fn delete_secret(&self, team: TeamId, key: &SecretKey) -> Result<bool, StoreError> {
+        self.remove_secret(team, key).await
+    }
+
+    async fn put_connection(&self, new: &ConnectionRow) -> Result<Kept, StoreError> {
+        self.keep_connection(new).await
+    }
+
+    async fn connection(
+        &self,
+        team: TeamId,
+        name: &ConnectionName,
+    ) -> Result<Option<ConnectionRow>, StoreError> {
+        self.connection_of(team, name).await
+    }
+
+    async fn connections(&self, team: TeamId) -> Result<Vec<ConnectionRow>, StoreError> {
+        self.connections_of(team).await
+    }
+
+    async fn delete_connection(&self, team: TeamId, name: &ConnectionName) -> Result<bool, StoreError> {
+        self.remove_connection(team, name).await
     }
 
     async fn insert_volume(&self, new: &NewVolume) -> Result<VolumeAdmitted, StoreError> {

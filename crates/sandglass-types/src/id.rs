@@ -196,6 +196,11 @@ uuid_id!(
     "key"
 );
 uuid_id!(
+    /// A secret of a team.
+    SecretId,
+    "secret"
+);
+uuid_id!(
     /// A call of a model.
     CallId,
     "call"

@@ -25,7 +25,8 @@ pub use clock::{Clock, SystemClock, Timestamp};
 pub use digest::Digest;
 pub use error::{Error, ErrorKind};
 pub use id::{
-    BudgetId, CallId, Generation, InstanceId, KeyId, NodeId, RunId, SandboxId, SnapshotId, TeamId, VolumeId,
+    BudgetId, CallId, Generation, InstanceId, KeyId, NodeId, RunId, SandboxId, SecretId, SnapshotId, TeamId,
+    VolumeId,
 };
 pub use lifetime::{Lifetime, OnTimeout, PauseMode, ResumeMode};
 pub use limits::Limits;

@@ -120,7 +120,7 @@ pub(crate) fn contents(path: &Path) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Writes a file as a whole, or not at all.
-fn replace(path: &Path, contents: &[u8], mode: u32) -> anyhow::Result<()> {
+pub(crate) fn replace(path: &Path, contents: &[u8], mode: u32) -> anyhow::Result<()> {
     let aside = path.with_extension("new");
     match fs::remove_file(&aside) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),

@@ -43,6 +43,9 @@ pub(crate) enum Command {
     /// List, show and delete snapshots
     #[command(subcommand)]
     Snapshot(Snapshot),
+    /// List, set and delete connections: services that sandboxes may use with a credential that they never see
+    #[command(subcommand)]
+    Connection(Connections),
     /// Create, list and delete volumes, which the sandboxes of a team share
     #[command(subcommand)]
     Volume(Volumes),
@@ -356,6 +359,57 @@ pub(crate) enum Snapshot {
         /// Their ids or names
         #[arg(required = true)]
         snapshots: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Connections {
+    /// List the connections that sandboxes of the team may be granted
+    List {
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Make a connection, or change it; its credential comes from a file or from standard input, and is never shown again
+    Set {
+        #[command(flatten)]
+        remote: Remote,
+        /// Its name; sandboxes reach it at http://NAME.broker.internal
+        name: String,
+        /// Where it leads
+        #[arg(value_name = "https://HOST[:PORT]")]
+        target: String,
+        /// A method that may be used; may be given more than once
+        #[arg(long = "method", value_name = "METHOD", default_value = "GET")]
+        methods: Vec<String>,
+        /// The beginning of paths that may be asked for; may be given more than once
+        #[arg(long = "path", value_name = "PATH", default_value = "/")]
+        paths: Vec<String>,
+        /// Show the credential as HTTP Basic, for this user
+        #[arg(long, value_name = "USER", conflicts_with_all = ["header", "query"])]
+        basic: Option<String>,
+        /// Show it in this header, and not as a bearer token
+        #[arg(long, value_name = "NAME", conflicts_with = "query")]
+        header: Option<String>,
+        /// What stands before it in that header
+        #[arg(long, value_name = "TEXT", requires = "header")]
+        prefix: Option<String>,
+        /// Show it as this parameter of the query
+        #[arg(long, value_name = "NAME")]
+        query: Option<String>,
+        /// Let requests name a second resource, as copies and GraphQL do, which nobody looks at
+        #[arg(long)]
+        second_resource: bool,
+        /// Where the credential is; `-` is standard input. Without, it stays as it is
+        #[arg(long, value_name = "FILE")]
+        credential_file: Option<PathBuf>,
+    },
+    /// Delete connections; sandboxes that use them can't any more
+    Delete {
+        #[command(flatten)]
+        remote: Remote,
+        /// Their names
+        #[arg(required = true)]
+        names: Vec<String>,
     },
 }
 

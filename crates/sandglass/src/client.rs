@@ -1,5 +1,6 @@
 //! The verbs of the command line that talk to a server, over the same public API that everybody uses.
 
+pub(crate) mod connections;
 pub(crate) mod exec;
 mod rest;
 pub(crate) mod select;

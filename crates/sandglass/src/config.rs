@@ -1,5 +1,6 @@
 //! Settings of the server: the command line over the file over the defaults.
 
+mod broker;
 pub(crate) mod budgets;
 pub(crate) mod tls;
 
@@ -15,6 +16,7 @@ use anyhow::{Context as _, bail};
 use fs_err as fs;
 use sandglass_control::Kept;
 use sandglass_control::MAX_POOL;
+use sandglass_control::OwnConnection;
 use sandglass_egress::policy::{Features, Openings, Operator, Rules};
 use sandglass_egress::proxy::Caps;
 use sandglass_egress::retention::Retention;
@@ -90,6 +92,10 @@ struct File {
     #[serde(default)]
     templates: BTreeMap<String, TemplateFile>,
     tls: Option<tls::File>,
+    #[serde(default)]
+    broker: broker::File,
+    #[serde(default)]
+    connections: Vec<broker::ConnectionFile>,
 }
 
 /// A table `[templates.NAME]`.
@@ -255,6 +261,10 @@ pub(crate) struct Config {
     pub(crate) keep_snapshots: Kept,
     /// How long nobody has used a snapshot when it is compressed, if ever.
     pub(crate) compress_after: Option<Duration>,
+    /// Where the key is that what teams keep is sealed with; in the data folder if not set.
+    pub(crate) master_key_file: Option<PathBuf>,
+    /// Connections that sandboxes of every team may be granted.
+    pub(crate) connections: Vec<OwnConnection>,
 }
 
 /// How large the pools shall be of which the file says that.
@@ -357,6 +367,8 @@ impl Config {
             pools,
             keep_snapshots: file.snapshots.resolve()?,
             compress_after: file.snapshots.compress_after()?,
+            master_key_file: file.broker.master_key_file,
+            connections: broker::resolve(file.connections)?,
         })
     }
 }

@@ -16,6 +16,7 @@ mod indexes;
 mod ledger;
 mod link;
 mod local;
+mod master_key;
 mod privileged;
 mod serve;
 mod startup;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         Command::Sandbox(verb) => client::sandbox(verb),
         Command::Snapshot(verb) => client::snapshots(verb),
         Command::Volume(verb) => client::volumes::volumes(verb),
+        Command::Connection(verb) => client::connections::connections(verb),
         Command::Template(verb) => client::template::templates(verb),
         Command::Egress(verb) => client::egress(verb),
         Command::Ledger(args) => local::ledger(&args),

@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sandglass_api::{Plain, Tls};
 use sandglass_control::metrics::Probes;
-use sandglass_control::{Control, Egress, Patience, template};
+use sandglass_control::{Broker, Control, Egress, Patience, template};
 use sandglass_egress::proxy::{Caller, Direct};
 use sandglass_egress::resolver::{FixedNames, HostResolver, Resolve};
 use sandglass_engine::gvisor::HostPaths;
@@ -34,7 +34,7 @@ use crate::config::Config;
 use crate::config::budgets::{self, Machine};
 use crate::data_dir::DataDir;
 use crate::startup::{Reason, StartupError};
-use crate::{admin, certificate, cli, doctor, guest_binary, privileged};
+use crate::{admin, certificate, cli, doctor, guest_binary, master_key, privileged};
 
 /// How long the privileged half may take to clear its spare network slots when the server stops.
 const HOST_PATIENCE: Duration = Duration::from_secs(10);
@@ -120,6 +120,9 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
         Some(domain) => certificate::arrange(&config.tls.source, domain, &data)?,
         None => None,
     };
+    // Read now: this half will see no file of the machine any more.
+    let key = master_key::read_or_make(config.master_key_file.as_deref(), data.path())?;
+    let broker = Broker::new(&key, config.connections.clone());
     let front = Front { listener, to_edge: callers.edge, shown, plain: config.tls.plain, address };
     let (mut host, line) = privileged::spawn(&data, &guest, runsc.as_deref(), &config, &lock)?;
     let probes = match Probes::open(host.id()) {
@@ -156,6 +159,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
                 totals: Arc::default(),
             },
             models: None,
+            broker,
             limits: config.limits,
             budgets,
             keep_audit: config.keep_audit,
@@ -262,6 +266,7 @@ async fn serve(
     };
     let store = SqliteStore::open(store).await.map_err(StartupError::from)?;
     let store: Arc<dyn Store> = Arc::new(store);
+    check_key(&*store, &config.broker).await?;
     let control = Control::start(config, Arc::clone(&store), host, Arc::new(SystemClock))
         .await
         .map_err(|error| anyhow::anyhow!("{}", sandglass_types::error::Chain(&error)))?;
@@ -301,6 +306,16 @@ async fn serve(
     }
     tracing::info!("stopped; running sandboxes run on, and the next start takes them up");
     Ok(())
+}
+
+/// Checks that what teams keep was sealed with this key.
+async fn check_key(store: &dyn Store, broker: &Broker) -> anyhow::Result<()> {
+    let kept = store.mark_key(&broker.mark()?).await.map_err(StartupError::from)?;
+    if broker.made(&kept) {
+        return Ok(());
+    }
+    let what = "what teams keep was sealed with another master key than this one";
+    Err(StartupError::new(Reason::MasterKey, what).into())
 }
 
 /// The name of the team that the first start makes.

@@ -39,6 +39,7 @@ pub(crate) enum Reason {
     NoFileSystem = 24,
     Template = 25,
     Certificate = 26,
+    MasterKey = 27,
     PortTaken = 30,
     NoSuchAddress = 31,
     FolderInUse = 32,
@@ -52,7 +53,7 @@ pub(crate) enum Reason {
 
 impl Reason {
     /// All of them.
-    pub(crate) const ALL: [Self; 26] = [
+    pub(crate) const ALL: [Self; 27] = [
         Self::NotRoot,
         Self::Config,
         Self::NoRunsc,
@@ -70,6 +71,7 @@ impl Reason {
         Self::NoFileSystem,
         Self::Template,
         Self::Certificate,
+        Self::MasterKey,
         Self::PortTaken,
         Self::NoSuchAddress,
         Self::FolderInUse,
@@ -128,6 +130,10 @@ impl Reason {
                 "use a kernel with ext4 and overlayfs (`modprobe ext4 overlay`) and `apt install e2fsprogs`"
             }
             Self::Template | Self::Certificate => "do what the message says and start again",
+            Self::MasterKey => {
+                "put the right key back where the message says, or name its file in `broker.master_key_file`; without it \
+                 the secrets and connections of teams are lost"
+            }
             Self::PortTaken => "choose another with --listen, or stop the program that has it",
             Self::NoSuchAddress => "choose an address of this machine with --listen",
             Self::FolderInUse => "stop it, or give this one its own --data-dir",

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use sandglass_broker::ConnectionName;
 use sandglass_control::{AskedVolume, CreateSandbox};
 use sandglass_egress::policy::{Ingress, Network, Policy, from_e2b, ingress_from_e2b};
 use sandglass_store::IdempotencyKey;
@@ -72,6 +73,9 @@ pub(crate) struct NewSandbox {
     /// Volumes of the team by their names, each at a path of its own; at most 8.
     #[schema(value_type = Option<Vec<Mount>>)]
     volume_mounts: Option<Vec<Object<Mount>>>,
+    /// Connections that it may use, by their names, each at `http://NAME.broker.internal`; none if absent, and at most 16. E2B has no
+    /// such field.
+    connections: Option<Vec<String>>,
 }
 
 /// The body field `autoResume`.
@@ -112,6 +116,8 @@ pub(crate) struct Accepted {
     pub(crate) ingress: Ingress,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) volumes: Vec<AskedVolume>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) connections: Vec<ConnectionName>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes it like that")]
@@ -176,6 +182,8 @@ impl NewSandbox {
         let volumes = self.volume_mounts.unwrap_or_default();
         let volumes =
             volumes.into_iter().map(|Object(mount)| asked_volume(&mount)).collect::<Result<_, _>>()?;
+        let connections = self.connections.unwrap_or_default();
+        let connections = connections.iter().map(|name| connection(name)).collect::<Result<_, _>>()?;
         let network = self.network.map(|Object(network)| network).unwrap_or_default();
         let policy = policy(&network, self.allow_internet_access)?;
         let ingress = ingress(&network)?;
@@ -195,8 +203,17 @@ impl NewSandbox {
             policy,
             ingress,
             volumes,
+            connections,
         })
     }
+}
+
+/// A connection that a client asks for.
+///
+/// # Errors
+/// 400: there can't be one of that name.
+fn connection(name: &str) -> Result<ConnectionName, ApiError> {
+    name.parse().map_err(|error| ApiError::invalid(format!("connections: {name:?}: {error}")))
 }
 
 /// A volume that a client asks for.
@@ -250,6 +267,7 @@ impl Accepted {
             policy,
             ingress,
             volumes,
+            connections,
         } = self;
         CreateSandbox {
             template,
@@ -261,6 +279,7 @@ impl Accepted {
             policy,
             ingress,
             volumes,
+            connections,
             idempotency,
         }
     }

@@ -23,11 +23,6 @@ pub(crate) const ENDPOINTS: &[(&str, &str, &str)] = &[
     ("POST", "/v2/templates/{id}/builds/{build}", BUILDING),
     ("GET", "/templates/{id}/builds/{build}/status", BUILDING),
     ("GET", "/templates/{id}/builds/{build}/logs", BUILDING),
-    ("GET", "/secrets", "secrets"),
-    ("POST", "/secrets", "secrets"),
-    ("GET", "/secrets/{id}", "secrets"),
-    ("POST", "/secrets/{id}", "secrets"),
-    ("DELETE", "/secrets/{id}", "secrets"),
 ];
 
 fn filter(method: &str) -> MethodFilter {

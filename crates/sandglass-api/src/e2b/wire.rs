@@ -247,6 +247,7 @@ pub(crate) mod tests {
             defaults: None,
             volumes: Vec::new(),
             models: None,
+            connections: Vec::new(),
             state: SandboxState::Running,
             generation: Generation::FIRST,
             created_at: Timestamp::from_millis(1_764_424_800_123),

@@ -9,6 +9,7 @@ use tower::ServiceExt as _;
 use crate::fake::{Fake, KEY, OTHER_KEY, PANIC};
 
 mod accounts;
+mod credentials;
 mod templates;
 
 struct Answer {

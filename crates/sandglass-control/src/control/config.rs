@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use sandglass_types::Limits;
 
+use super::broker::Broker;
 use super::models::Models;
 use crate::admission::Budgets;
 use crate::egress::Egress;
@@ -34,6 +35,8 @@ pub struct Config {
     pub egress: Egress,
     /// Which models they may be granted, if there are any.
     pub models: Option<Models>,
+    /// What they may use with credentials that they never see.
+    pub broker: Broker,
     /// What each of them may use.
     pub limits: Limits,
     /// What they may use together.

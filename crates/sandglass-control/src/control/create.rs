@@ -57,6 +57,7 @@ impl Control {
             return self.not_inserted(team, earlier).await;
         }
         request.check(self.0.config.max_lifetime)?;
+        self.check_granted(team, &request.connections).await?;
         let model = self.model(team, &request.template).await?;
         let model = model.with_volumes(self.mounts(team, &request.volumes).await?)?;
         self.make_of(team, request, model, assign_to).await
@@ -97,6 +98,7 @@ impl Control {
             defaults: model.defaults,
             volumes: model.volumes,
             models: None,
+            connections: request.connections,
             start_path: model.start_path,
             access_token: request.secured.then(random_token),
             metadata: request.metadata,

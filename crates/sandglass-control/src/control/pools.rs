@@ -171,6 +171,7 @@ impl Control {
             defaults: of.defaults,
             volumes: Vec::new(),
             models: None,
+            connections: Vec::new(),
             state: SandboxState::Creating,
             generation: next(of.generation),
             created_at: now,

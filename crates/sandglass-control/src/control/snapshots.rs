@@ -474,6 +474,7 @@ impl Control {
             generation: next(image.generation),
             volumes: image.volumes.clone(),
             models: source.models.clone(),
+            connections: source.connections.clone(),
             created_at: image.created_at,
             end_at: image.created_at.plus(lives),
             max_end_at: image.created_at.plus(self.0.config.max_lifetime),

@@ -9,7 +9,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use sandglass_control::{Budgets, Config, Control, CreateSandbox, Egress, Kept, Models, Patience, template};
+use sandglass_broker::connection::Written;
+use sandglass_control::{
+    Broker, Budgets, Config, Control, CreateSandbox, Egress, Kept, Models, OwnConnection, Patience, template,
+};
 use sandglass_egress::policy::{Ingress, Operator, Policy};
 use sandglass_egress::proxy::{Caps, Direct};
 use sandglass_egress::resolver::FixedNames;
@@ -24,6 +27,7 @@ use sandglass_types::clock::ManualClock;
 use sandglass_types::{
     Clock as _, Digest, EndReason, Error, InstanceId, Lifetime, SandboxId, SandboxState, SystemClock, TeamId,
 };
+use serde_json::json;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_util::task::AbortOnDropHandle;
@@ -162,6 +166,7 @@ impl World {
                 totals: Arc::default(),
             },
             models: Some(models()),
+            broker: broker(),
             limits: sandglass_types::Limits::default(),
             budgets: self.budgets,
             keep_audit: HOUR,
@@ -215,6 +220,7 @@ pub(crate) fn request(timeout: Duration) -> CreateSandbox {
         policy: Policy::default(),
         ingress: Ingress::default(),
         volumes: Vec::new(),
+        connections: Vec::new(),
         idempotency: None,
     }
 }
@@ -345,6 +351,16 @@ pub(crate) fn spec(base: &str) -> TemplateSpec {
 /// What its commands have that say nothing else.
 pub(crate) fn defaults() -> CommandDefaults {
     CommandDefaults { user: "zoe".into(), workdir: "/srv".into(), env: BTreeMap::new() }
+}
+
+/// One connection of the operator's.
+pub(crate) fn broker() -> Broker {
+    let written = json!({"name": "operators", "target": "http://api.test", "methods": ["GET"], "paths": ["/"],
+        "credential": "bearer"});
+    let written: Written = serde_json::from_value(written).unwrap();
+    let connection = written.clone().try_into().unwrap();
+    let credential = "the operator's own".parse().unwrap();
+    Broker::new(&[9; 32], [OwnConnection { written, connection, credential }])
 }
 
 /// One model, at a micro-dollar a token.

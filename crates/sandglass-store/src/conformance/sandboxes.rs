@@ -62,6 +62,7 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         start_path: StartPath::Restore,
         defaults: Some(odd_defaults()),
         generation: Generation(3),
+        connections: vec!["github".parse().unwrap(), "a-b".parse().unwrap()],
         ..sandbox_of(team(&*store).await, 5)
     };
     let id = insert(&*store, &new).await;
@@ -87,6 +88,7 @@ pub async fn a_row_comes_back_as_it_was_stored(store: Arc<dyn Store>) {
         defaults: Some(odd_defaults()),
         volumes: Vec::new(),
         models: None,
+        connections: vec!["github".parse().unwrap(), "a-b".parse().unwrap()],
         state: S::Creating,
         generation: Generation(3),
         created_at: at(5),

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
 
+use sandglass_broker::ConnectionName;
 use sandglass_egress::policy::RequestHost;
 use sandglass_types::budget::Amount;
 use sandglass_types::limits::Unchecked;
@@ -18,8 +19,9 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use crate::{
-    ApiKey, AuditEntry, Event, Identity, ImageState, MadeFrom, ModelGrant, Purpose, Sample, SandboxRow,
-    SnapshotName, SnapshotRow, StartPath, StoreError, Team, TeamSample, VolumeRow, VolumeState,
+    ApiKey, AuditEntry, ConnectionRow, Event, Identity, ImageState, MadeFrom, ModelGrant, Purpose, Sample,
+    SandboxRow, SecretRow, SnapshotName, SnapshotRow, StartPath, StoreError, Team, TeamSample, VolumeRow,
+    VolumeState,
 };
 
 /// The columns of a sandbox, for use in `concat!`; [`sandbox`] reads them.
@@ -28,7 +30,7 @@ macro_rules! sandbox_columns {
         "id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, access_token, metadata, env, \
          allow_internet_access, policy, traffic_token, request_host, timeout, on_timeout, idle_timeout, pause_mode, \
          state, generation, created_at, end_at, max_end_at, ended_at, end_reason, origin, made_from, defaults, \
-         start_path, volumes, models_budget, models_origin"
+         start_path, volumes, models_budget, models_origin, connections"
     };
 }
 pub(super) use sandbox_columns;
@@ -213,6 +215,10 @@ impl Columns<'_> {
     pub(super) fn bytes(&self, name: &'static str) -> Result<u64, StoreError> {
         let value: i64 = self.row.try_get(name).map_err(|error| corrupt(self.what, error))?;
         u64::try_from(value).map_err(|error| corrupt(self.what, error))
+    }
+
+    fn blob(&self, name: &'static str) -> Result<Vec<u8>, StoreError> {
+        self.row.try_get(name).map_err(|error| corrupt(self.what, error))
     }
 
     fn flag(&self, name: &'static str) -> Result<bool, StoreError> {
@@ -461,6 +467,40 @@ pub(super) fn volume(row: &SqliteRow) -> Result<VolumeRow, StoreError> {
     })
 }
 
+/// Reads what `secrets` selects.
+pub(super) fn secret(row: &SqliteRow) -> Result<SecretRow, StoreError> {
+    let columns = Columns { what: "secret", row };
+    Ok(SecretRow {
+        id: columns.parsed("id")?,
+        team: columns.parsed("team")?,
+        name: columns.parsed("name")?,
+        version: columns.number("version")?,
+        sealed: columns.blob("sealed")?,
+        metadata: parse_map("secret", columns.text("metadata")?)?,
+        created_at: columns.time("created_at")?,
+        updated_at: columns.time("updated_at")?,
+    })
+}
+
+/// Reads what `connections` selects.
+pub(super) fn connection(row: &SqliteRow) -> Result<ConnectionRow, StoreError> {
+    let columns = Columns { what: "connection", row };
+    Ok(ConnectionRow {
+        team: columns.parsed("team")?,
+        name: columns.parsed("name")?,
+        written: serde_json::from_str(columns.text("written")?)
+            .map_err(|error| corrupt("connection", error))?,
+        sealed: columns.blob("sealed")?,
+        created_at: columns.time("created_at")?,
+        updated_at: columns.time("updated_at")?,
+    })
+}
+
+/// How the connections of a sandbox are written.
+pub(super) fn names_text(names: &[ConnectionName]) -> Result<Option<String>, StoreError> {
+    if names.is_empty() { Ok(None) } else { json_text(&names).map(Some) }
+}
+
 /// How the volumes of a sandbox or an image are written.
 pub(super) fn mounts_text(volumes: &[VolumeMount]) -> Result<Option<String>, StoreError> {
     if volumes.is_empty() { Ok(None) } else { json_text(&volumes).map(Some) }
@@ -504,6 +544,7 @@ pub(super) fn sandbox(row: &SqliteRow) -> Result<SandboxRow, StoreError> {
         defaults: columns.maybe_json("defaults")?,
         volumes: columns.maybe_json("volumes")?.unwrap_or_default(),
         models: columns.models()?,
+        connections: columns.maybe_json("connections")?.unwrap_or_default(),
         state: columns.state()?,
         generation: Generation(columns.number("generation")?),
         created_at: columns.time("created_at")?,

@@ -454,9 +454,9 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
         "INSERT INTO sandboxes (id, node, team, template, rootfs, cpus, memory_mib, disk_mib, processes, \
              access_token, metadata, env, allow_internet_access, policy, traffic_token, request_host, state, \
              generation, created_at, end_at, max_end_at, events, timeout, on_timeout, idle_timeout, origin, made_from, \
-             defaults, start_path, volumes, models_budget, models_origin) \
+             defaults, start_path, volumes, models_budget, models_origin, connections) \
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, 'creating', ?23, ?17, ?18, \
-             ?19, 1, ?20, ?21, ?22, ?24, ?25, ?26, ?27, ?28, ?29, ?30)",
+             ?19, 1, ?20, ?21, ?22, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31)",
     )
     .bind(new.id.as_str())
     .bind(new.node.to_string())
@@ -488,6 +488,7 @@ async fn insert_row(connection: &mut SqliteConnection, new: &NewSandbox) -> Resu
     .bind(rows::mounts_text(&new.volumes)?)
     .bind(new.models.as_ref().map(|models| models.budget.as_str()))
     .bind(new.models.as_ref().map(|models| models.origin.as_str()))
+    .bind(rows::names_text(&new.connections)?)
     .execute(connection)
     .await
     .map_err(|error| exists_or_database(error, "sandbox", new.id.as_str()))?;

@@ -171,6 +171,24 @@ impl Api {
         self.call(Method::DELETE, &format!("/templates/{}", escaped(snapshot)), None).await.map(|_| ())
     }
 
+    /// All connections that sandboxes of the team may be granted.
+    pub(crate) async fn connections(&self) -> anyhow::Result<Vec<Value>> {
+        match self.call(Method::GET, "/v1/connections", None).await?.body {
+            Value::Array(connections) => Ok(connections),
+            _ => bail!("the server's answer is no list"),
+        }
+    }
+
+    /// Makes or changes a connection.
+    pub(crate) async fn put_connection(&self, name: &str, body: &Value) -> anyhow::Result<Value> {
+        Ok(self.call(Method::PUT, &format!("/v1/connections/{}", escaped(name)), Some(body)).await?.body)
+    }
+
+    /// Deletes a connection.
+    pub(crate) async fn delete_connection(&self, name: &str) -> anyhow::Result<()> {
+        self.call(Method::DELETE, &format!("/v1/connections/{}", escaped(name)), None).await.map(|_| ())
+    }
+
     /// Creates a volume.
     pub(crate) async fn create_volume(&self, name: &str, size: Option<u32>) -> anyhow::Result<Value> {
         let body = json!({ "name": name, "sizeMB": size });

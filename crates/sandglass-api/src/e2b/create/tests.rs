@@ -28,6 +28,7 @@ fn what_the_sdks_send_is_accepted() {
             policy: from_e2b(&Network::default(), None).unwrap(),
             ingress: Ingress { public: true, request_host: None },
             volumes: Vec::new(),
+            connections: Vec::new(),
         }
     );
     let cli = r#"{"templateID":"base","secure":true,"allow_internet_access":true,"timeout":300}"#;

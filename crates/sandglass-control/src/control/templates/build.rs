@@ -114,6 +114,7 @@ impl Control {
             policy,
             ingress: Ingress::default(),
             volumes: Vec::new(),
+            connections: Vec::new(),
             idempotency: None,
         };
         let made = self.make_of(team, request, model, None).await?;
