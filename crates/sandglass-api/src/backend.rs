@@ -11,19 +11,20 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{
-    CameBy, CollectFiles, Collection, Control, CreateSandbox, DialError, DiskUse, KnownTemplate,
-    ListSnapshots, Live, LogEntry, NewKey, Sleeper, TemplateDefinition, TrafficToken,
+    CameBy, CollectFiles, Collection, Control, CreateSandbox, DialError, DiskUse, GrantRequest,
+    GrantedModels, KnownTemplate, ListSnapshots, Live, LogEntry, NewKey, Sleeper, TemplateDefinition,
+    TrafficToken,
 };
 use sandglass_egress::policy::{Effective, Policy, RequestHost, Warning};
 use sandglass_engine::EngineInfo;
 use sandglass_engine::engine::Stats;
 use sandglass_store::{
-    ApiKey, Assignment, AuditEntry, Event, Identity, ListFilter, ListPage, Sample, SandboxRow, SnapshotPage,
-    SnapshotRow, Team, TeamSample, VolumeRow,
+    ApiKey, Assignment, AuditEntry, BudgetRow, CallRow, Event, Identity, ListFilter, ListPage, Sample,
+    SandboxRow, SnapshotPage, SnapshotRow, Team, TeamSample, VolumeRow,
 };
 use sandglass_types::{
-    Error, KeyId, Limits, Name, PauseMode, Reference, ResumeMode, SandboxId, SnapshotId, TeamId, Timestamp,
-    UserName, VolumeId, VolumeName,
+    BudgetId, Error, KeyId, Limits, Name, PauseMode, Reference, ResumeMode, SandboxId, SnapshotId, TeamId,
+    Timestamp, UserName, VolumeId, VolumeName,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
@@ -138,6 +139,15 @@ pub(crate) trait Backend: Credentials + Send + Sync + 'static {
     async fn create_key(&self, by: &Identity, name: Name) -> Result<NewKey, Error>;
     async fn rename_key(&self, by: &Identity, id: KeyId, name: &Name) -> Result<ApiKey, Error>;
     async fn end_key(&self, by: &Identity, id: KeyId) -> Result<(), Error>;
+
+    async fn grant_models(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        request: GrantRequest,
+    ) -> Result<GrantedModels, Error>;
+    async fn budget(&self, team: TeamId, id: &BudgetId) -> Result<(BudgetRow, Vec<CallRow>), Error>;
+    async fn close_budget(&self, team: TeamId, id: &BudgetId) -> Result<BudgetRow, Error>;
 
     /// How long nobody has used it, if that is known.
     async fn unused(&self, team: TeamId, id: &SandboxId) -> Result<Option<Duration>, Error>;
@@ -314,6 +324,23 @@ impl Backend for Control {
 
     async fn delete_volume(&self, team: TeamId, id: &VolumeId) -> Result<(), Error> {
         Self::delete_volume(self, team, id).await
+    }
+
+    async fn grant_models(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        request: GrantRequest,
+    ) -> Result<GrantedModels, Error> {
+        Self::grant_models(self, team, id, request).await
+    }
+
+    async fn budget(&self, team: TeamId, id: &BudgetId) -> Result<(BudgetRow, Vec<CallRow>), Error> {
+        Self::budget(self, team, id).await
+    }
+
+    async fn close_budget(&self, team: TeamId, id: &BudgetId) -> Result<BudgetRow, Error> {
+        Self::close_budget(self, team, id).await
     }
 
     async fn begin_template(

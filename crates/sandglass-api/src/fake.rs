@@ -1,6 +1,7 @@
 //! A product in memory, for tests of the faces.
 
 mod credentials;
+mod models;
 mod net;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -11,20 +12,21 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sandglass_control::{
-    AskedVolume, CameBy, CollectFiles, Collection, CreateSandbox, DialError, DiskUse, KnownConnection,
-    KnownTemplate, ListSnapshots, LogEntry, LogLevel, NewKey, Sleeper, TemplateDefinition, TrafficToken,
+    AskedVolume, CameBy, CollectFiles, Collection, CreateSandbox, DialError, DiskUse, GrantRequest,
+    GrantedModels, KnownConnection, KnownTemplate, ListSnapshots, LogEntry, LogLevel, NewKey, Sleeper,
+    TemplateDefinition, TrafficToken,
 };
 use sandglass_egress::policy::{Effective, Operator, Policy, RequestHost, Surroundings, Warning};
 use sandglass_engine::engine::{Feature, Isolation};
 use sandglass_engine::{EngineInfo, Footprint, Stats};
 use sandglass_store::{
-    ApiKey, Assignment, AuditEntry, CommandDefaults, Event, Identity, ImageState, ListFilter, ListPage,
-    MadeFrom, Order, PageCursor, Purpose, Sample, SandboxRow, SecretRow, SnapshotName, SnapshotPage,
-    SnapshotRow, Team, TeamSample, TemplateSpec, VolumeRow, VolumeState,
+    ApiKey, Assignment, AuditEntry, BudgetRow, CallRow, CommandDefaults, Event, Identity, ImageState,
+    ListFilter, ListPage, MadeFrom, Order, PageCursor, Purpose, Sample, SandboxRow, SecretRow, SnapshotName,
+    SnapshotPage, SnapshotRow, Team, TeamSample, TemplateSpec, VolumeRow, VolumeState,
 };
 use sandglass_types::{
-    Error, ErrorKind, KeyId, Lifetime, Limits, Name, OnTimeout, PauseMode, Reference, ResumeMode, SandboxId,
-    SandboxState, SnapshotId, TeamId, Timestamp, UserName, VolumeId, VolumeMount, VolumeName,
+    BudgetId, Error, ErrorKind, KeyId, Lifetime, Limits, Name, OnTimeout, PauseMode, Reference, ResumeMode,
+    SandboxId, SandboxState, SnapshotId, TeamId, Timestamp, UserName, VolumeId, VolumeMount, VolumeName,
 };
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -53,6 +55,7 @@ pub(crate) struct Fake {
     volumes: Mutex<Vec<VolumeRow>>,
     secrets: Mutex<Vec<SecretRow>>,
     connections: Mutex<Vec<(TeamId, KnownConnection)>>,
+    budgets: models::Budgets,
     idempotent: Mutex<HashMap<String, (sandglass_types::Digest, SandboxId)>>,
     live: Mutex<HashMap<SandboxId, Arc<FakeLive>>>,
     /// Those that a request wakes, and what it then finds.
@@ -95,6 +98,7 @@ impl Fake {
             volumes: Mutex::default(),
             secrets: Mutex::default(),
             connections: Mutex::default(),
+            budgets: models::Budgets::default(),
             idempotent: Mutex::default(),
             live: Mutex::default(),
             sleeping: Mutex::default(),
@@ -457,6 +461,24 @@ impl Backend for Fake {
     async fn collect(&self, team: TeamId, id: &SandboxId, _: &CollectFiles) -> Result<Collection, Error> {
         self.standing(team, id).await?;
         Err(Error::new(ErrorKind::Unsupported, "as the test wanted"))
+    }
+
+    async fn grant_models(
+        &self,
+        team: TeamId,
+        id: &SandboxId,
+        request: GrantRequest,
+    ) -> Result<GrantedModels, Error> {
+        self.sandbox(team, id).await?;
+        self.budgets.grant(team, &request)
+    }
+
+    async fn budget(&self, team: TeamId, id: &BudgetId) -> Result<(BudgetRow, Vec<CallRow>), Error> {
+        self.budgets.find(team, id)
+    }
+
+    async fn close_budget(&self, team: TeamId, id: &BudgetId) -> Result<BudgetRow, Error> {
+        self.budgets.close(team, id)
     }
 
     async fn delete_volume(&self, team: TeamId, id: &VolumeId) -> Result<(), Error> {

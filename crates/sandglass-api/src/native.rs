@@ -30,6 +30,7 @@ mod assignments;
 mod connections;
 mod disk;
 mod egress;
+mod models;
 mod ports;
 mod snapshots;
 mod templates;
@@ -43,6 +44,7 @@ pub(crate) fn router() -> OpenApiRouter<ApiState> {
         .merge(assignments::router())
         .merge(connections::router())
         .merge(egress::router())
+        .merge(models::router())
         .merge(ports::router())
         .merge(snapshots::router())
         .merge(templates::router())

@@ -211,6 +211,7 @@ impl Control {
             images: images.as_ref(),
             unused: self.0.pools.ready().len(),
             egress: &config.egress.totals,
+            models: config.models.as_ref().map(|models| &*models.totals),
             probes: config.probes.as_deref(),
         };
         self.0

@@ -26,6 +26,8 @@ use serde::Serialize;
 
 use crate::control::ImageKind;
 
+mod models;
+
 /// What every name begins with.
 pub const PREFIX: &str = "sandglass";
 
@@ -225,6 +227,8 @@ pub(crate) struct Now<'a> {
     pub(crate) unused: usize,
     /// What left sandboxes, and what did not.
     pub(crate) egress: &'a Totals,
+    /// What calls of models came to, if there are any models.
+    pub(crate) models: Option<&'a sandglass_models::totals::Totals>,
     /// Where the memory is read.
     pub(crate) probes: Option<&'a Probes>,
 }
@@ -269,6 +273,9 @@ impl Now<'_> {
             "Verbs of the store that failed",
             ConstCounter::new(STORE_FAILURES.load(Ordering::Relaxed)),
         );
+        if let Some(models) = self.models {
+            models::register(models, &mut registry);
+        }
         if let Some(probes) = self.probes {
             probes.register(&mut registry);
         }
@@ -396,7 +403,10 @@ mod tests {
             images.add(ImageKind::Snapshot, found);
         }
         let images = Some(&images);
-        let now = Now { images, sandboxes: &sandboxes, unused: 3, egress: &egress, probes: Some(&probes) };
+        let models = sandglass_models::totals::Totals::default();
+        models.refused(sandglass_models::refusal::Why::Budget);
+        let (models, probes) = (Some(&models), Some(&probes));
+        let now = Now { images, sandboxes: &sandboxes, unused: 3, egress: &egress, models, probes };
         let text = text(&metrics, &now);
         for line in [
             "sandglass_sandbox_creations_total{outcome=\"created\"} 1",
@@ -416,6 +426,10 @@ mod tests {
             "sandglass_egress_verdicts_total{kind=\"dns\",outcome=\"denied\"} 0",
             "sandglass_egress_bytes_total{direction=\"out\"} 0",
             "sandglass_egress_receipts_left_out_total 0",
+            "sandglass_model_calls_total{outcome=\"charged\"} 0",
+            "sandglass_model_refusals_total{reason=\"budget\"} 1",
+            "sandglass_model_tokens_total{kind=\"written\"} 0",
+            "sandglass_model_overrun_micros_total 0",
         ] {
             assert!(text.lines().any(|got| got == line), "{line} is not in\n{text}");
         }

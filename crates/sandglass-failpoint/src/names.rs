@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 119] = [
+pub const NAMES: [&str; 122] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -51,6 +51,10 @@ pub const NAMES: [&str; 119] = [
     // The unprivileged half, having an image compressed that nobody has used for long, and expanded when somebody wants it.
     "control.compress.host",
     "control.expand.host",
+    // The unprivileged half, making a call of a model: before its money is set aside, before it is sent, before it is charged.
+    "gateway.call.reserve",
+    "gateway.call.send",
+    "gateway.call.charge",
     // The unprivileged half, making a volume, and deleting it.
     "control.volume.insert",
     "control.volume.host",

@@ -14,6 +14,7 @@ pub mod price;
 pub mod refusal;
 pub mod request;
 pub mod token;
+pub mod totals;
 pub mod usage;
 
 pub use dialect::Dialect;

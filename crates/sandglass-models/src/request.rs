@@ -195,6 +195,17 @@ impl Call {
     }
 }
 
+impl Call {
+    /// The body that goes on where the client only asks how long the call is, of a model that its provider calls `model`.
+    ///
+    /// # Errors
+    /// As [`Call::into_upstream`].
+    pub fn into_count(mut self, model: &str) -> Result<Vec<u8>, serde_json::Error> {
+        self.body.set("model", Json::Text(model.to_owned()));
+        serde_json::to_vec(&self.body)
+    }
+}
+
 fn contains(bytes: &[u8], word: &[u8]) -> bool {
     bytes.windows(word.len()).any(|window| window == word)
 }

@@ -6,7 +6,7 @@ mod rest;
 pub(crate) mod select;
 pub(crate) mod template;
 mod transport;
-mod trust;
+pub(crate) mod trust;
 pub(crate) mod volumes;
 
 use std::io::Write as _;

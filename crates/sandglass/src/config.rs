@@ -2,6 +2,7 @@
 
 mod broker;
 pub(crate) mod budgets;
+pub(crate) mod models;
 pub(crate) mod tls;
 
 use std::collections::{BTreeMap, HashMap};
@@ -27,6 +28,7 @@ use crate::cli::{Engine, EngineChoice, LogFormat, Serve};
 use crate::indexes;
 use crate::startup::{Reason, StartupError};
 use budgets::Quota;
+use models::Models;
 use tls::Tls;
 
 /// The longest lifetime that can be configured: a year.
@@ -96,6 +98,8 @@ struct File {
     broker: broker::File,
     #[serde(default)]
     connections: Vec<broker::ConnectionFile>,
+    #[serde(default)]
+    models: models::File,
 }
 
 /// A table `[templates.NAME]`.
@@ -241,6 +245,8 @@ pub(crate) struct Config {
     pub(crate) agent_silence: Duration,
     /// What sandboxes may be allowed to reach.
     pub(crate) egress: Egress,
+    /// Which models sandboxes may be granted, if there are any.
+    pub(crate) models: Option<Models>,
     /// What each team may have.
     pub(crate) quota: Quota,
     /// What volumes are.
@@ -357,6 +363,7 @@ impl Config {
             max_lifetime: Duration::from_secs(hours * 3600),
             agent_silence: Duration::from_secs(silence),
             egress: Egress::resolve(file.egress)?,
+            models: Models::resolve(file.models)?,
             quota: file.quota,
             volumes: file.volumes,
             limits: file.sandbox.limits()?,

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! DIR/instance     the id of this folder; every kernel object that its server makes carries it
+//! DIR/models.key   what signs the tokens that sandboxes have in place of a provider's key
 //! DIR/serve/       the store: belongs to the half without privilege, which sees nothing else of the file system
 //! DIR/host/        sandboxes: belongs to root
 //! ```
@@ -10,13 +11,15 @@
 //! second line of `instance` names the engine, unless that is gVisor: sandboxes of one are not taken for another's.
 
 use std::fs::DirBuilder;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
+use rand::TryRng as _;
+use rand::rngs::SysRng;
 use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchmod, fchown, fstat, mkdirat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -29,6 +32,7 @@ use crate::startup::{Folder, Reason, StartupError};
 
 /// The file with the id of the instance, and its name before it is whole.
 const INSTANCE: &str = "instance";
+const MODELS_KEY: &str = "models.key";
 const UNNAMED: &str = ".instance.new";
 
 /// The engine in that file.
@@ -140,6 +144,27 @@ impl DataDir {
             }
         }
         Ok(())
+    }
+
+    /// What signs tokens for models: made once, so that they are good beyond a start, and for this user's eyes alone.
+    pub(crate) fn models_key(&self) -> Result<[u8; 32], StartupError> {
+        let path = self.path.join(MODELS_KEY);
+        let failed = |error: io::Error| unusable(&path, &error);
+        loop {
+            match fs::read(&path) {
+                Ok(bytes) => {
+                    return bytes.try_into().map_err(|_| failed(io::ErrorKind::InvalidData.into()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(failed(error)),
+            }
+            let mut secret = [0; 32];
+            SysRng.try_fill_bytes(&mut secret).map_err(|error| failed(io::Error::other(error)))?;
+            // Another name until it is whole and on the disk, where whoever writes to it can't be watched.
+            let mut new = tempfile::NamedTempFile::new_in(&self.path).map_err(failed)?;
+            new.write_all(&secret).and_then(|()| new.as_file().sync_all()).map_err(failed)?;
+            new.persist(&path).map_err(|error| failed(error.error))?;
+        }
     }
 
     /// Its absolute path.
@@ -300,6 +325,24 @@ mod tests {
         std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o755)).unwrap();
         DataDir::open_or_create(&data, Engine::Gvisor).unwrap();
         assert_ne!(std::fs::metadata(data.join("serve")).unwrap().uid(), 0);
+    }
+
+    #[test]
+    fn what_signs_tokens_is_made_once_and_is_nobody_else_s() {
+        use std::os::unix::fs::MetadataExt as _;
+        let parent = tempfile::tempdir().unwrap();
+        let open = |name: &str| {
+            let (data, _lock) = DataDir::open_or_create(&parent.path().join(name), Engine::Gvisor).unwrap();
+            data.models_key().unwrap()
+        };
+        assert_eq!(open("a"), open("a"));
+        assert_ne!(open("a"), open("b"));
+        let file = parent.path().join("a").join(MODELS_KEY);
+        let about = std::fs::metadata(&file).unwrap();
+        assert_eq!((about.mode() & 0o777, about.len()), (0o600, 32));
+        std::fs::write(&file, "short").unwrap();
+        let (data, _lock) = DataDir::open_or_create(&parent.path().join("a"), Engine::Gvisor).unwrap();
+        assert!(data.models_key().is_err(), "tokens that were made would be worth nothing");
     }
 
     #[test]

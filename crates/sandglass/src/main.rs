@@ -17,6 +17,7 @@ mod ledger;
 mod link;
 mod local;
 mod master_key;
+mod models;
 mod privileged;
 mod serve;
 mod startup;

@@ -14,7 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sandglass_api::{Plain, Tls};
 use sandglass_control::metrics::Probes;
 use sandglass_control::{Broker, Control, Egress, Patience, template};
-use sandglass_egress::proxy::{Caller, Direct};
+use sandglass_egress::proxy::{Callers, Direct};
 use sandglass_egress::resolver::{FixedNames, HostResolver, Resolve};
 use sandglass_engine::gvisor::HostPaths;
 use sandglass_engine::host::Host;
@@ -24,7 +24,6 @@ use sandglass_types::error::Chain;
 use sandglass_types::net::Hostname;
 use sandglass_types::{Clock as _, SystemClock};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -33,8 +32,9 @@ use crate::cli::Engine;
 use crate::config::Config;
 use crate::config::budgets::{self, Machine};
 use crate::data_dir::DataDir;
+use crate::models::Calls;
 use crate::startup::{Reason, StartupError};
-use crate::{admin, certificate, cli, doctor, guest_binary, master_key, privileged};
+use crate::{admin, certificate, cli, doctor, guest_binary, master_key, models, privileged};
 
 /// How long the privileged half may take to clear its spare network slots when the server stops.
 const HOST_PATIENCE: Duration = Duration::from_secs(10);
@@ -114,7 +114,9 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             Arc::new(FixedNames::default())
         }
     };
-    let (dial, callers) = Direct::new(budgets.connections, 1);
+    let calls = config.models.as_ref().map(|models| models::prepare(models, &data, &resolver)).transpose()?;
+    let together = calls.as_ref().map_or(1, |calls| calls.together);
+    let (dial, callers) = Direct::new(budgets.connections, together);
     let domain = config.domain.as_deref();
     let shown = match domain {
         Some(domain) => certificate::arrange(&config.tls.source, domain, &data)?,
@@ -123,7 +125,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
     // Read now: this half will see no file of the machine any more.
     let key = master_key::read_or_make(config.master_key_file.as_deref(), data.path())?;
     let broker = Broker::new(&key, config.connections.clone());
-    let front = Front { listener, to_edge: callers.edge, shown, plain: config.tls.plain, address };
+    let front = Front { listener, callers, calls, shown, plain: config.tls.plain, address };
     let (mut host, line) = privileged::spawn(&data, &guest, runsc.as_deref(), &config, &lock)?;
     let probes = match Probes::open(host.id()) {
         Ok(probes) => Some(Arc::new(probes)),
@@ -158,7 +160,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
                 receipts: cell.receipts,
                 totals: Arc::default(),
             },
-            models: None,
+            models: front.calls.as_ref().map(|calls| calls.control.clone()),
             broker,
             limits: config.limits,
             budgets,
@@ -224,7 +226,9 @@ fn raise_open_files() -> anyhow::Result<()> {
 #[derive(Debug)]
 struct Front {
     listener: TcpListener,
-    to_edge: mpsc::Receiver<Caller>,
+    callers: Callers,
+    /// Who makes calls of models, if there are any.
+    calls: Option<Calls>,
     /// Its certificate, if there is TLS.
     shown: Option<Shown>,
     /// Who may go without.
@@ -252,7 +256,7 @@ async fn serve(
             shutdown.cancel();
         }
     });
-    let Front { listener, to_edge, shown, plain, address } = front;
+    let Front { listener, callers, calls, shown, plain, address } = front;
     let bundle = shown.as_ref().and_then(Shown::bundle);
     let tls = match shown {
         None => None,
@@ -270,6 +274,9 @@ async fn serve(
     let control = Control::start(config, Arc::clone(&store), host, Arc::new(SystemClock))
         .await
         .map_err(|error| anyhow::anyhow!("{}", sandglass_types::error::Chain(&error)))?;
+    // What the last server had under way is charged by now.
+    let calls = calls
+        .map(|calls| tasks.spawn(models::serve(calls, callers.models, Arc::clone(&store), shutdown.clone())));
     // Only now, so that it is not lost with a start that fails: it is shown once and kept nowhere.
     let key = first_key(&*store).await?;
     // Before anybody is told that it runs: from then on a signal means an orderly stop.
@@ -298,9 +305,14 @@ async fn serve(
     tasks.spawn(shutdown.clone().run_until_cancelled_owned(giving_back));
     let listener = tokio::net::TcpListener::from_std(listener)?;
     // On a worker, and not on this thread, which is none: each connection would have to be handed from here to one of them.
-    tasks.spawn(sandglass_api::serve(listener, to_edge, tls, control.clone(), shutdown.clone())).await??;
+    tasks
+        .spawn(sandglass_api::serve(listener, callers.edge, tls, control.clone(), shutdown.clone()))
+        .await??;
     shutdown.cancel();
     control.stop().await;
+    if let Some(calls) = calls {
+        calls.await?;
+    }
     if host_gone.is_cancelled() {
         bail!("the privileged half ended, and nothing works without it: start the server again");
     }

@@ -10,6 +10,7 @@ use crate::fake::{Fake, KEY, OTHER_KEY, PANIC};
 
 mod accounts;
 mod credentials;
+mod models;
 mod templates;
 
 struct Answer {

@@ -9,6 +9,7 @@ use sandglass_egress::policy::Service;
 use sandglass_models::Dialect;
 use sandglass_models::price::Prices;
 use sandglass_models::token::{Claims, Signer};
+use sandglass_models::totals::Totals;
 use sandglass_store::{BudgetRow, CallRow, Granted, Money, NewBudget};
 use sandglass_types::error::Chain;
 use sandglass_types::{BudgetId, Digest, Error, ErrorKind, Micros, SandboxId, TeamId, Timestamp};
@@ -24,6 +25,8 @@ pub struct Models {
     pub signer: Signer,
     /// The most that one budget can be.
     pub most: Micros,
+    /// What all calls came to.
+    pub totals: Arc<Totals>,
 }
 
 /// Whose money a sandbox may spend.

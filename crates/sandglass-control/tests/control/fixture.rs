@@ -369,5 +369,10 @@ fn models() -> Models {
          price = { input = 1_000_000, output = 1_000_000, max_input = 1000, max_output = 1000 }\n";
     let prices = sandglass_models::price::Prices::parse(table).unwrap();
     let signer = sandglass_models::token::Signer::new(SIGNING);
-    Models { prices: Arc::new(prices), signer, most: sandglass_types::Micros(1_000_000) }
+    Models {
+        prices: Arc::new(prices),
+        signer,
+        most: sandglass_types::Micros(1_000_000),
+        totals: Arc::default(),
+    }
 }

@@ -47,6 +47,13 @@ fn every_dialect_gets_its_cap() {
 }
 
 #[test]
+fn what_is_only_counted_gets_no_cap() {
+    let body = json!({"messages": [], "model": "m"});
+    let sent = call(Dialect::Messages, &body).into_count("theirs").unwrap();
+    assert_eq!(String::from_utf8(sent).unwrap(), r#"{"messages":[],"model":"theirs"}"#);
+}
+
+#[test]
 fn thoughts_fit_into_what_may_be_written() {
     let with = |budget: u64, output: u64| {
         let thinking = json!({"type": "enabled", "budget_tokens": budget});

@@ -35,6 +35,21 @@ pub(crate) fn config(ca: Option<&Path>, system: Option<PathBuf>) -> anyhow::Resu
     believing(roots)
 }
 
+/// What it takes to speak TLS with whom this machine trusts, or the file of `SSL_CERT_FILE` says. It may be nobody.
+///
+/// # Errors
+/// That file can't be read, or has no authority in it.
+pub(crate) fn of_machine(system: Option<PathBuf>) -> anyhow::Result<ClientConfig> {
+    let roots = match system {
+        Some(file) => only(&file).context("SSL_CERT_FILE")?,
+        None => {
+            let found = TRUSTED.map(Path::new).into_iter().find(|file| file.exists());
+            found.and_then(|file| only(file).ok()).unwrap_or_else(RootCertStore::empty)
+        }
+    };
+    believing(roots)
+}
+
 /// What it takes to speak TLS with whom these vouch for.
 ///
 /// # Errors
