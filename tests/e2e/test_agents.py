@@ -1,29 +1,35 @@
-"""Real agents, in the versions that the templates of the repository own.
+"""Agents that ask for models by way of the gateway: the worker that every sandbox has, and real ones.
 
-They come from their package registry, do a task with a shell, and ask for nothing but their model.
+The real ones are those of the repository's templates. They come from their package registry, in the versions that the
+templates own, do a task with a shell, and ask for nothing but their model.
 """
 
 import ipaddress
+import json
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from beside import Beside
 from e2b import CommandExitException, Sandbox
 from faults import configured
+from gateway import CANARY, config_of, env, grant
 from support import ROOT
+from upstream import Asked, Turn, Upstream, Use
 
 # Most of it is spent by a package registry, and by what is hundreds of megabytes.
 BUILD_WITHIN = 900
 pytestmark = pytest.mark.timeout(BUILD_WITHIN + 120)
 
-AGENTS = ("codex", "claude-code")
+TEMPLATES = ("codex", "claude-code")
 
 
 def indexes() -> set[str]:
@@ -35,7 +41,7 @@ def indexes() -> set[str]:
     return {urlsplit(told.strip()).hostname, *python.split()}
 
 
-def config() -> str:
+def packages() -> str:
     """One whose builds may reach them, also where they are in a range that only an operator opens."""
     hosts = sorted(indexes())
     found = {one[4][0] for host in hosts for one in socket.getaddrinfo(host, 443, socket.AF_INET)}
@@ -45,9 +51,16 @@ def config() -> str:
 
 
 @pytest.fixture(scope="module")
-def agents(servers, work_folder):
+def provider():
+    upstream = Upstream()
+    yield upstream
+    upstream.close()
+
+
+@pytest.fixture(scope="module")
+def agents(servers, work_folder, provider):
     """A server that has built both templates, at the same time."""
-    server = configured(servers, work_folder, config())
+    server = configured(servers, work_folder, packages() + config_of(provider, work_folder))
 
     def build(name: str) -> subprocess.CompletedProcess:
         folder = work_folder / "agents" / name
@@ -57,92 +70,138 @@ def agents(servers, work_folder):
         return server.cli("template", "build", str(folder), check=False, timeout=BUILD_WITHIN)
 
     with ThreadPoolExecutor() as threads:
-        for built in threads.map(build, AGENTS):
+        for built in threads.map(build, TEMPLATES):
             assert built.returncode == 0, built.stderr[-4000:]
     return server
 
 
-# How each is told what to do, and which tool it has for it.
 TASK = "make a file that proves who you are"
-COMMANDS = {
-    "codex": (
-        "codex exec --json --ephemeral --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox --model scripted "
-        f"--config model_providers.sandglass.base_url=$ANTHROPIC_BASE_URL/v1 '{TASK}' < /dev/null",
-        'Use("exec_command", {"cmd": "whoami | tee proof.txt"})',
+COMMAND = "whoami | tee proof.txt"
+
+WORKER = {
+    "prompt": TASK,
+    "model": "large",
+    "dialect": "chat",
+    "folder": "/workspace/project",
+    "tools": {"shell": True},
+    "seconds": 60,
+}
+
+
+@dataclass(frozen=True)
+class Agent:
+    """How one is told what to do, and how it uses a shell."""
+
+    template: str
+    command: str
+    route: str
+    use: Use
+
+
+AGENTS = {
+    "builtin": Agent(
+        "base",
+        f"/usr/lib/sandglass/guest worker <<< {shlex.quote(json.dumps(WORKER))}",
+        "/v1/chat/completions",
+        Use("shell", {"command": COMMAND}),
     ),
-    "claude-code": (
-        "claude --bare --print --output-format stream-json --verbose --dangerously-skip-permissions --model scripted "
-        f"'{TASK}' < /dev/null",
-        'Use("Bash", {"command": "whoami | tee proof.txt", "description": "proves it"})',
+    "codex": Agent(
+        "codex",
+        "codex exec --json --ephemeral --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox"
+        f" --model large '{TASK}' < /dev/null",
+        "/v1/responses",
+        Use("exec_command", {"cmd": COMMAND}),
+    ),
+    "claude-code": Agent(
+        "claude-code",
+        "claude --bare --print --output-format stream-json --verbose --dangerously-skip-permissions"
+        f" --model large '{TASK}' < /dev/null",
+        "/v1/messages",
+        Use("Bash", {"command": COMMAND, "description": "proves it"}),
     ),
 }
-ROUTES = {"codex": "/v1/responses", "claude-code": "/v1/messages"}
 
 
 class Told:
-    """What an agent did with a provider that says what was written down."""
+    """What an agent did, in a sandbox that may spend so much."""
 
-    def __init__(self, server, name: str, script: str):
-        self.box = Sandbox.create(name, timeout=300, **server.opts)
-        self.server = server
-        command, _ = COMMANDS[name]
-        self.box.commands.run("mkdir -p /workspace && chown user: /workspace", user="root")
-        with Beside(self.box, script) as provider:
-            env = {
-                "ANTHROPIC_BASE_URL": provider.url,
-                "ANTHROPIC_API_KEY": "sgm_canary",
-                "SANDGLASS_MODEL_TOKEN": "sgm_canary",
-            }
-            started = time.monotonic()
-            try:
-                done = self.box.commands.run(command, envs=env, cwd="/workspace", timeout=100)
-            except CommandExitException as failed:
-                done = failed
-            self.took = time.monotonic() - started
-            self.asked = provider.asked()
+    def __init__(self, server, name: str, micros: int):
+        self.server, self.agent = server, AGENTS[name]
+        self.box = Sandbox.create(self.agent.template, timeout=300, **server.opts)
+        self.granted = grant(server, self.box, micros)
+
+    def run(self):
+        self.box.commands.run("install -d -o user -g user /workspace/project", user="root")
+        started = time.monotonic()
+        try:
+            done = self.box.commands.run(
+                self.agent.command, envs=env(self.granted.token), cwd="/workspace/project", timeout=100
+            )
+        except CommandExitException as failed:
+            done = failed
+        self.took = time.monotonic() - started
         self.code, self.said = done.exit_code, done.stdout + done.stderr
+        return self
 
     def receipts(self) -> list[dict]:
         url = f"{self.server.url}/v1/sandboxes/{self.box.sandbox_id}/egress?limit=100"
         return [line["receipt"] for line in httpx.get(url, headers=self.server.headers, timeout=60).json()]
+
+    def denied(self) -> list[dict]:
+        return [line for line in self.receipts() if line["outcome"] != "allowed"]
 
 
 @pytest.fixture
 def tell(agents):
     told = []
 
-    def one(name: str, script: str) -> Told:
-        told.append(Told(agents, name, script))
-        return told[-1]
+    def one(name: str, micros: int = 2_000_000) -> Told:
+        told.append(Told(agents, name, micros))
+        return told[-1].run()
 
     yield one
     for each in told:
         each.box.kill()
 
 
+def answer(use: Use) -> list[Turn | Callable[[Asked], Turn]]:
+    return [Turn(uses=(use,)), lambda asked: Turn("it said " + asked.results()[0])]
+
+
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_task_is_done_with_the_shell_and_nothing_else_is_asked_for(tell, name):
-    _, use = COMMANDS[name]
-    told = tell(name, f"upstream.script(Turn(uses=({use},)), lambda asked: Turn('it said ' + asked.results()[0]))")
+def test_a_task_is_done_with_the_shell_and_nothing_else_is_asked_for(provider, tell, name):
+    agent = AGENTS[name]
+    provider.asked.clear()
+    provider.script(*answer(agent.use))
+    told = tell(name)
     assert told.code == 0, told.said
-    assert told.box.files.read("/workspace/proof.txt") == "user\n"
-    assert told.asked == [["POST", ROUTES[name], "sgm_canary"]] * 2
+    assert told.box.files.read("/workspace/project/proof.txt") == "user\n"
     # What it says at the end is what the shell said.
     assert "it said " in told.said and "user" in told.said.split("it said ")[1], told.said
-    # No name was looked up, and no connection tried; what does so is seen.
-    assert told.receipts() == []
+    # The provider was asked by its own key, and does not know the token.
+    assert [(asked.path, asked.key) for asked in provider.asked] == [(agent.route, CANARY)] * 2
+    assert not any(told.granted.token in str(asked.headers) for asked in provider.asked)
+    assert CANARY not in told.said
+    # Two calls, of 100 tokens and 20 each, and nothing is set aside any more.
+    money = told.granted.money()
+    assert (money["charged_micros"], money["reserved_micros"], len(money["calls"])) == (280, 0, 2), money
+    # No name but that of the models was looked up, and no other connection tried; what does so is seen.
+    assert told.denied() == []
+    assert all("models.internal" in json.dumps(line) for line in told.receipts()), told.receipts()
     told.box.commands.run("curl -sS -m 5 http://example.com/ || true")
-    assert [(line["kind"], line["outcome"]) for line in told.receipts()][:1] == [("dns", "denied")]
+    assert [(line["kind"], line["outcome"]) for line in told.denied()][:1] == [("dns", "denied")]
 
 
-@pytest.mark.parametrize(
-    ("name", "refusal"),
-    [("codex", 'Status(429, "insufficient_quota"'), ("claude-code", 'Status(402, "billing_error"')],
-)
-def test_without_money_it_ends_at_once(tell, name, refusal):
-    told = tell(name, f"upstream.always({refusal}, 'the budget is spent', headers={{'x-should-retry': 'false'}}))")
-    assert told.code != 0 and len(told.asked) == 1, (told.asked, told.said)
-    assert told.took < 30
+@pytest.mark.parametrize("name", AGENTS)
+def test_without_money_it_ends_at_once(provider, tell, name):
+    provider.asked.clear()
+    provider.script()
+    told = tell(name, micros=200)
+    assert told.code != 0, told.said
+    assert provider.asked == [] and told.took < 30
+    assert told.granted.money()["charged_micros"] == 0
+    if name == "builtin":
+        assert told.code == 2 and '"reason":"budget_exhausted"' in told.said, told.said
 
 
 def test_the_versions_are_those_that_the_templates_name(agents):

@@ -34,12 +34,12 @@ pub(super) fn ask(question: &Question<'_>) -> Value {
 fn items(entry: &Entry) -> Vec<Value> {
     match entry {
         Entry::User { text } => {
-            vec![json!({"role": "user", "content": [{"type": "input_text", "text": text}]})]
+            vec![message("user", "input_text", text)]
         }
         Entry::Model { text, uses, kept } => {
             let mut items = kept.clone();
             if !text.is_empty() {
-                items.push(json!({"role": "assistant", "content": [{"type": "output_text", "text": text}]}));
+                items.push(message("assistant", "output_text", text));
             }
             items.extend(uses.iter().map(
                 |one| json!({"type": "function_call", "call_id": one.id, "name": one.name, "arguments": one.input}),
@@ -51,6 +51,11 @@ fn items(entry: &Entry) -> Vec<Value> {
             .map(|one| json!({"type": "function_call_output", "call_id": one.id, "output": one.text}))
             .collect(),
     }
+}
+
+/// Its type may be left out, but other servers that speak this want it.
+fn message(role: &str, kind: &str, text: &str) -> Value {
+    json!({"type": "message", "role": role, "content": [{"type": kind, "text": text}]})
 }
 
 /// An answer that comes. Each item is told once more when it is whole, so the pieces are left alone.

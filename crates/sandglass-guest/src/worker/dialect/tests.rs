@@ -72,9 +72,9 @@ fn a_talk_is_asked_in_the_words_of_each() {
     assert_eq!(
         body["input"],
         json!([
-            {"role": "user", "content": [{"type": "input_text", "text": "do it"}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "do it"}]},
             {"type": "reasoning", "id": "r", "encrypted_content": "e"},
-            {"role": "assistant", "content": [{"type": "output_text", "text": "well"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "well"}]},
             {"type": "function_call", "call_id": "c1", "name": "shell", "arguments": "{\"command\":\"ls\"}"},
             {"type": "function_call_output", "call_id": "c1", "output": "a.txt"},
         ])
