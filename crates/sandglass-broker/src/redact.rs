@@ -5,6 +5,8 @@
 //! held back is no more than what may still become a credential. What a service makes of one in another way, reversed or hashed or twice
 //! encoded, is not found.
 
+use std::borrow::Borrow;
+
 use crate::Secret;
 
 mod pattern;
@@ -46,10 +48,10 @@ impl Search {
     }
 }
 
-/// Reads an answer as it comes.
+/// Reads an answer as it comes. `S` is a [`Search`], or something that has one.
 #[derive(Debug)]
-pub struct Redactor<'a> {
-    search: &'a Search,
+pub struct Redactor<S> {
+    search: S,
     /// What came and was not passed on, because it may become a credential.
     held: Vec<u8>,
     /// How many of the bytes of `held`, from its beginning, are of one that was found.
@@ -58,10 +60,10 @@ pub struct Redactor<'a> {
     taken: u64,
 }
 
-impl<'a> Redactor<'a> {
+impl<S: Borrow<Search>> Redactor<S> {
     /// One that looks for these.
     #[must_use]
-    pub const fn new(search: &'a Search) -> Self {
+    pub const fn new(search: S) -> Self {
         Self { search, held: Vec::new(), starred: 0, taken: 0 }
     }
 
@@ -83,12 +85,13 @@ impl<'a> Redactor<'a> {
     }
 
     fn pass(&mut self, last: bool) -> Vec<u8> {
+        let search = self.search.borrow();
         let mut out = Vec::with_capacity(self.held.len());
         while let Some(&byte) = self.held.get(out.len()) {
             let at = out.len();
-            if self.search.begins[usize::from(byte)] {
+            if search.begins[usize::from(byte)] {
                 let (mut longest, mut more) = (0, false);
-                for pattern in &self.search.patterns {
+                for pattern in &search.patterns {
                     let found = pattern.find(&self.held[at..]);
                     more |= found.more;
                     longest = longest.max(found.length.unwrap_or(0));

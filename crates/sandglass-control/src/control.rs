@@ -57,6 +57,7 @@ use sandglass_types::{
 };
 use tokio::time::timeout;
 
+use crate::egress::services;
 use crate::live::Live;
 use crate::metrics::{Now, STORE_FAILURES};
 use crate::owner::{ASKED, Handle};
@@ -397,7 +398,7 @@ impl Control {
     /// # Errors
     /// The operator's configuration lacks what it needs, or the addresses of this machine can't be read.
     pub fn effective(&self, row: &SandboxRow) -> Result<(Effective, Vec<Warning>), Error> {
-        self.0.config.egress.effective(&row.policy, row.models.as_ref())
+        self.0.config.egress.effective(&row.policy, services(row))
     }
 
     /// The last receipts of a sandbox of this team, also of one that ended: at most `limit` lines, oldest first.

@@ -1,8 +1,9 @@
 //! What sandboxes may reach: the operator's side of it, put behind what each asks for.
 
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use fs_err as fs;
@@ -17,7 +18,7 @@ use sandglass_egress::retention::{self, Retention};
 use sandglass_egress::totals::Totals;
 use sandglass_engine::network::{AIRLOCK_ADDRESS, AIRLOCK_NETWORK, PREFIX_LEN};
 use sandglass_linux::netlink::Rtnetlink;
-use sandglass_store::{ModelGrant, SandboxRow};
+use sandglass_store::SandboxRow;
 use sandglass_types::error::Chain;
 use sandglass_types::net::{Cidr, Hostname};
 use sandglass_types::{Error, ErrorKind, SandboxId};
@@ -54,6 +55,35 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// How often the file of a sandbox is written at most, and its counts if nothing was learned.
 const REMEMBER_EVERY: Duration = Duration::from_secs(30);
 
+/// What the server does itself for a sandbox.
+pub(crate) fn services(row: &SandboxRow) -> BTreeSet<Service> {
+    let models = row.models.is_some().then_some(Service::Models);
+    let connections = (!row.connections.is_empty()).then_some(Service::Connections);
+    models.into_iter().chain(connections).collect()
+}
+
+/// The enforcers of the sandboxes that run here, for what else is written down among their receipts.
+#[derive(Debug, Default)]
+pub(crate) struct Enforcers(Mutex<HashMap<SandboxId, Arc<Enforcer>>>);
+
+impl Enforcers {
+    fn all(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Enforcer>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn insert(&self, enforcer: &Arc<Enforcer>) {
+        self.all().insert(enforcer.sandbox().clone(), Arc::clone(enforcer));
+    }
+
+    pub(crate) fn remove(&self, sandbox: &SandboxId) {
+        self.all().remove(sandbox);
+    }
+
+    pub(crate) fn get(&self, sandbox: &SandboxId) -> Option<Arc<Enforcer>> {
+        self.all().get(sandbox).cloned()
+    }
+}
+
 impl Egress {
     /// What a request comes to now, with what the sandbox was granted, and what its author should know about it.
     ///
@@ -62,12 +92,11 @@ impl Egress {
     pub(crate) fn effective(
         &self,
         request: &Policy,
-        models: Option<&ModelGrant>,
+        granted: BTreeSet<Service>,
     ) -> Result<(Effective, Vec<Warning>), Error> {
         let surroundings = surroundings(self.domain.clone())?;
         let (effective, warnings) = Effective::new(request, &self.operator, surroundings)
             .map_err(|unknown| Error::new(ErrorKind::Invalid, unknown.to_string()))?;
-        let granted = models.map(|_| Service::Models).into_iter().collect();
         Ok((effective.granting(Services { address: AIRLOCK_ADDRESS, granted }), warnings))
     }
 
@@ -76,7 +105,7 @@ impl Egress {
         row: &SandboxRow,
         tasks: &TaskTracker,
     ) -> Result<(Effective, FileLedger, Option<Head>, Remembered), Error> {
-        let (policy, _) = self.effective(&row.policy, row.models.as_ref())?;
+        let (policy, _) = self.effective(&row.policy, services(row))?;
         let unusable = |error: io::Error| Error::internal("the receipts can't be kept", error);
         let folder = self.receipts.join(row.id.as_str());
         fs::create_dir_all(&folder).map_err(unusable)?;

@@ -165,6 +165,7 @@ impl<'a> Owner<'a> {
     async fn end_tasks(&mut self) {
         self.make_unreachable();
         self.enforcer = None;
+        self.shared.enforcers.remove(&self.row.id);
         self.tasks.close();
         if timeout(TASKS_PATIENCE, self.tasks.wait()).await.is_err() {
             tracing::error!(sandbox = %self.row.id, "tasks that served it go on, though it is gone");
@@ -234,6 +235,7 @@ impl<'a> Owner<'a> {
             let folder = self.shared.config.egress.receipts.join(self.row.id.as_str());
             let remembering = egress::remember(Arc::clone(&enforcer), folder, self.gone.clone());
             self.tasks.spawn(remembering);
+            self.shared.enforcers.insert(&enforcer);
             self.enforcer = Some(enforcer);
         }
         if matches!(origin, Origin::Found) {
@@ -545,8 +547,9 @@ impl<'a> Owner<'a> {
     async fn grant_models(&mut self, money: &Money) -> Result<ModelGrant, Error> {
         let granted = self.shared.store.grant_models(&self.row.id, money).await;
         let grant = crate::granted(&self.row.id, granted.map_err(crate::stored)?)?;
-        let (effective, _) = self.shared.config.egress.effective(&self.row.policy, Some(&grant))?;
         self.row.models = Some(grant.clone());
+        let granted = egress::services(&self.row);
+        let (effective, _) = self.shared.config.egress.effective(&self.row.policy, granted)?;
         if let Some(enforcer) = &self.enforcer {
             enforcer.set_policy(effective);
         }
@@ -554,7 +557,7 @@ impl<'a> Owner<'a> {
     }
 
     async fn set_policy(&mut self, policy: Policy, internet: Option<bool>) -> Result<(), Error> {
-        let (effective, _) = self.shared.config.egress.effective(&policy, self.row.models.as_ref())?;
+        let (effective, _) = self.shared.config.egress.effective(&policy, egress::services(&self.row))?;
         let stored = self.shared.store.set_policy(&self.row.id, &policy, internet).await;
         if !stored.map_err(crate::stored)? {
             return Err(crate::not_found(&self.row.id));

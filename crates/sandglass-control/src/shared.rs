@@ -17,6 +17,7 @@ use crate::Config;
 use crate::ahead::Ahead;
 use crate::cold::Settled;
 use crate::control::{AtWork, Collecting, Contents, Measured};
+use crate::egress::Enforcers;
 use crate::images::Images;
 use crate::live::Live;
 use crate::metrics::Metrics;
@@ -56,6 +57,8 @@ pub(crate) struct Shared {
     pub(crate) engine: EngineInfo,
     pub(crate) node: NodeId,
     pub(crate) live: LiveMap,
+    /// What is enforced on the sandboxes that run.
+    pub(crate) enforcers: Enforcers,
     /// Who uses an image that sandboxes are made from.
     pub(crate) images: Images,
     /// Whose content is asked for.
@@ -113,6 +116,7 @@ impl Shared {
             engine,
             node,
             live,
+            enforcers: Enforcers::default(),
             images,
             contents: Contents::default(),
             collecting: Collecting::default(),

@@ -176,6 +176,12 @@ impl Enforcer {
         self.decided(kind, rule, Outcome::Denied)
     }
 
+    /// A receipt of the use of a connection, by its name.
+    #[must_use]
+    pub fn used(&self, connection: &str, outcome: Outcome) -> Receipt {
+        self.decided(Kind::Use, &format!("connection/{connection}"), outcome)
+    }
+
     fn decided(&self, kind: Kind, rule: &str, outcome: Outcome) -> Receipt {
         Receipt {
             time: self.clock.now(),
@@ -188,6 +194,8 @@ impl Enforcer {
             port: None,
             transport: None,
             shown: None,
+            method: None,
+            status: None,
             rule: Text::new(rule.as_bytes()),
             outcome,
             sent: 0,

@@ -70,6 +70,7 @@ pub trait Dial: fmt::Debug + Send + Sync {
 pub struct Direct {
     edge: Door,
     models: Door,
+    connections: Door,
 }
 
 /// What sandboxes want of the server itself, as it comes from each of its doors.
@@ -79,16 +80,20 @@ pub struct Callers {
     pub edge: mpsc::Receiver<Caller>,
     /// Calls of models.
     pub models: mpsc::Receiver<Caller>,
+    /// Requests through connections.
+    pub connections: mpsc::Receiver<Caller>,
 }
 
 impl Direct {
     /// What is for the server itself comes out at the other end, as from a listener; but it never was on a network. At the edge,
-    /// sandboxes have a share of the `connections` into sandboxes that there are; of `calls` of models at a time, all.
+    /// sandboxes have a share of the `connections` into sandboxes that there are, and as many again for requests through connections; of `calls` of models at a time, all.
     #[must_use]
     pub fn new(connections: usize, calls: usize) -> (Self, Callers) {
         let (edge, to_edge) = Door::of_share(connections);
         let (models, to_models) = Door::new(calls);
-        (Self { edge, models }, Callers { edge: to_edge, models: to_models })
+        let (services, to_services) = Door::of_share(connections);
+        let callers = Callers { edge: to_edge, models: to_models, connections: to_services };
+        (Self { edge, models, connections: services }, callers)
     }
 }
 
@@ -102,6 +107,7 @@ impl Dial for Direct {
         match own {
             Own::Edge => self.edge.enter(from),
             Own::Service(Service::Models) => self.models.enter(from),
+            Own::Service(Service::Connections) => self.connections.enter(from),
         }
     }
 }

@@ -55,6 +55,12 @@ pub struct Receipt {
     /// The host that TLS or HTTP named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shown: Option<Text>,
+    /// The method of a request through a connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method: Option<Text>,
+    /// The status of its answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
     /// What decided: see [`Verdict::rule`].
     pub rule: Text,
     /// What was decided.
@@ -83,6 +89,8 @@ pub enum Kind {
     Connection,
     /// A request on a connection.
     Request,
+    /// The use of a credential that the sandbox never sees: a request through a connection.
+    Use,
 }
 
 /// What was decided.

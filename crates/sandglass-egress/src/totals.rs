@@ -7,14 +7,14 @@ use crate::receipt::{Kind, Outcome};
 /// Counts since the server started. They only grow.
 #[derive(Debug, Default)]
 pub struct Totals {
-    verdicts: [[AtomicU64; 2]; 3],
+    verdicts: [[AtomicU64; 2]; 4],
     pub(crate) sent: AtomicU64,
     pub(crate) received: AtomicU64,
     unwritten: AtomicU64,
 }
 
 /// All kinds of receipts.
-pub const KINDS: [Kind; 3] = [Kind::Dns, Kind::Connection, Kind::Request];
+pub const KINDS: [Kind; 4] = [Kind::Dns, Kind::Connection, Kind::Request, Kind::Use];
 
 /// All outcomes.
 pub const OUTCOMES: [Outcome; 2] = [Outcome::Allowed, Outcome::Denied];
@@ -24,6 +24,7 @@ const fn place(kind: Kind, outcome: Outcome) -> (usize, usize) {
         Kind::Dns => 0,
         Kind::Connection => 1,
         Kind::Request => 2,
+        Kind::Use => 3,
     };
     let outcome = match outcome {
         Outcome::Allowed => 0,

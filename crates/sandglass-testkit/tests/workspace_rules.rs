@@ -10,7 +10,7 @@ use fs_err as fs;
 
 /// A crate may depend on crates of lower layers only. The guest shares with the server nothing but the vocabulary and
 /// the protocol, so that what the server needs can never grow the binary that lives with the enemy.
-const LAYERS: [(&str, u32); 15] = [
+const LAYERS: [(&str, u32); 16] = [
     ("sandglass-failpoint", 0),
     ("sandglass-types", 0),
     ("sandglass-proto", 0),
@@ -18,6 +18,7 @@ const LAYERS: [(&str, u32); 15] = [
     ("sandglass-egress", 1),
     ("sandglass-broker", 1),
     ("sandglass-models", 1),
+    ("sandglass-connections", 2),
     ("sandglass-store", 2),
     ("sandglass-engine", 2),
     ("sandglass-control", 3),

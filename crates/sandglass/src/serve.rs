@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sandglass_api::{Plain, Tls};
+use sandglass_connections::Connections;
 use sandglass_control::metrics::Probes;
 use sandglass_control::{Broker, Control, Egress, Patience, template};
 use sandglass_egress::proxy::{Callers, Direct};
@@ -29,6 +30,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::certificate::Shown;
 use crate::cli::Engine;
+use crate::client::trust;
 use crate::config::Config;
 use crate::config::budgets::{self, Machine};
 use crate::data_dir::DataDir;
@@ -125,7 +127,10 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
     // Read now: this half will see no file of the machine any more.
     let key = master_key::read_or_make(config.master_key_file.as_deref(), data.path())?;
     let broker = Broker::new(&key, config.connections.clone());
-    let front = Front { listener, callers, calls, shown, plain: config.tls.plain, address };
+    let system = std::env::var_os("SSL_CERT_FILE").filter(|file| !file.is_empty());
+    let services =
+        Services { resolver: Arc::clone(&resolver), tls: trust::of_machine(system.map(Into::into))? };
+    let front = Front { listener, callers, calls, services, shown, plain: config.tls.plain, address };
     let (mut host, line) = privileged::spawn(&data, &guest, runsc.as_deref(), &config, &lock)?;
     let probes = match Probes::open(host.id()) {
         Ok(probes) => Some(Arc::new(probes)),
@@ -229,11 +234,20 @@ struct Front {
     callers: Callers,
     /// Who makes calls of models, if there are any.
     calls: Option<Calls>,
+    services: Services,
     /// Its certificate, if there is TLS.
     shown: Option<Shown>,
     /// Who may go without.
     plain: Plain,
     address: SocketAddr,
+}
+
+/// What requests through connections are made of.
+#[derive(Debug)]
+struct Services {
+    resolver: Arc<dyn Resolve>,
+    /// Whom services may be vouched for by.
+    tls: rustls::ClientConfig,
 }
 
 async fn serve(
@@ -256,7 +270,7 @@ async fn serve(
             shutdown.cancel();
         }
     });
-    let Front { listener, callers, calls, shown, plain, address } = front;
+    let Front { listener, callers, calls, services, shown, plain, address } = front;
     let bundle = shown.as_ref().and_then(Shown::bundle);
     let tls = match shown {
         None => None,
@@ -277,6 +291,10 @@ async fn serve(
     // What the last server had under way is charged by now.
     let calls = calls
         .map(|calls| tasks.spawn(models::serve(calls, callers.models, Arc::clone(&store), shutdown.clone())));
+    let Services { resolver, tls: believed } = services;
+    let grants = Arc::new(control.clone());
+    let connections = Connections::new(grants, resolver, believed, tasks.clone(), shutdown.clone());
+    tasks.spawn(connections.serve(callers.connections));
     // Only now, so that it is not lost with a start that fails: it is shown once and kept nowhere.
     let key = first_key(&*store).await?;
     // Before anybody is told that it runs: from then on a signal means an orderly stop.

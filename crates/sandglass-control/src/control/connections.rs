@@ -2,11 +2,17 @@
 //!
 //! Those of the operator are for all teams. A team's own comes first, so what the operator adds takes none away.
 
+use std::collections::BTreeSet;
+
+use async_trait::async_trait;
 use sandglass_broker::connection::{InvalidConnection, Written};
 use sandglass_broker::vault::Place;
 use sandglass_broker::{Connection, ConnectionName, Secret};
+use sandglass_connections::{Granted, Grants, Reach, Use};
+use sandglass_egress::policy::{Network, from_e2b};
+use sandglass_egress::receipt::{Outcome, Receipt, Text};
 use sandglass_store::{ConnectionRow, Kept};
-use sandglass_types::{Error, ErrorKind, TeamId, Timestamp};
+use sandglass_types::{Error, ErrorKind, SandboxId, TeamId, Timestamp};
 
 use super::broker::{MAX_GRANTED, OwnConnection, vault};
 use super::{Control, stored};
@@ -160,5 +166,45 @@ impl Control {
             }
         }
         Ok(())
+    }
+}
+
+#[async_trait]
+impl Grants for Control {
+    async fn granted(&self, sandbox: &SandboxId, name: &ConnectionName) -> Result<Option<Granted>, Error> {
+        let Some(row) = self.0.store.sandbox(sandbox).await.map_err(stored)? else { return Ok(None) };
+        if !row.connections.contains(name) {
+            return Ok(None);
+        }
+        if let Some(kept) = self.0.store.connection(row.team, name).await.map_err(stored)? {
+            let connection = Connection::try_from(kept.written).map_err(unread)?;
+            let place = Place::Connection(row.team, name, &connection.target);
+            let credential = self.0.config.broker.vault.open(&kept.sealed, place).map_err(vault)?;
+            // A team reaches no more with a connection than its sandboxes could without.
+            let everything = from_e2b(&Network::default(), Some(true))
+                .map_err(|error| Error::internal("no policy that allows everything can be made", error))?;
+            let (ceiling, _) = self.0.config.egress.effective(&everything, BTreeSet::new())?;
+            return Ok(Some(Granted { connection, credential, reach: Reach::Ceiling(Box::new(ceiling)) }));
+        }
+        let own = self.0.config.broker.own.get(name);
+        Ok(own.map(|OwnConnection { connection, credential, .. }| Granted {
+            connection: connection.clone(),
+            credential: credential.clone(),
+            reach: Reach::Trusted,
+        }))
+    }
+
+    fn used(&self, sandbox: &SandboxId, of: &Use) {
+        let Some(enforcer) = self.0.enforcers.get(sandbox) else { return };
+        let outcome = if of.allowed { Outcome::Allowed } else { Outcome::Denied };
+        let text = |text: &str| Text::new(text.as_bytes());
+        enforcer.record(Receipt {
+            name: of.host.as_deref().map(text),
+            method: Some(text(&of.method)),
+            status: Some(of.status),
+            sent: of.sent,
+            received: of.received,
+            ..enforcer.used(of.connection.as_str(), outcome)
+        });
     }
 }

@@ -1,5 +1,7 @@
 //! How a sandbox comes to be: checked, inserted if there is room, and made by its owner.
 
+use std::collections::BTreeSet;
+
 use rand::RngExt as _;
 use sandglass_store::{Created, NewSandbox, SandboxRow};
 use sandglass_types::{Error, ErrorKind, Lifetime, SandboxId, TeamId, UserName};
@@ -73,7 +75,7 @@ impl Control {
     ) -> Result<Option<SandboxRow>, Error> {
         let shared = &self.0;
         // Before anything is made, so that the client hears of it.
-        shared.config.egress.effective(&request.policy, None)?;
+        shared.config.egress.effective(&request.policy, BTreeSet::new())?;
         let defaults = shared.defaults(model.defaults.as_ref(), &model.template)?;
         check_env_together(&defaults.env, &request.env)?;
         if request.lifetime.on_timeout.pause().is_some() {

@@ -133,6 +133,9 @@ pub(super) fn remedy(policy: &Effective, question: &Question<'_>, cause: &Cause)
         Cause::NotGranted(Service::Models) => {
             "grant it with POST /v1/sandboxes/{id}/models, if this server has models".to_owned()
         }
+        Cause::NotGranted(Service::Connections) => {
+            "make the sandbox with `connections`, a list of those that it may use".to_owned()
+        }
         Cause::Udp => "use TCP; of HTTP, that is version 1 or 2".to_owned(),
         Cause::Rule(label) | Cause::Unseen(label) => match label.origin {
             Origin::Request => format!("remove or narrow the rule {label}"),

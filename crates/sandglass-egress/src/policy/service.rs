@@ -11,25 +11,31 @@ use sandglass_types::net::Hostname;
 pub enum Service {
     /// Calls of models, which the server pays for.
     Models,
+    /// Requests to services, with credentials that the server adds.
+    Connections,
 }
 
 impl Service {
     /// All of them.
-    pub const ALL: [Self; 1] = [Self::Models];
+    pub const ALL: [Self; 2] = [Self::Models, Self::Connections];
 
-    /// The name under which sandboxes reach it, over HTTP on port 80. `internal` is for names that no server on the internet
+    /// The name under which sandboxes reach it, over HTTP on port 80; each connection has one below that. `internal` is for names that no server on the internet
     /// has (ICANN, resolution 2024.07.29.06).
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Models => "models.internal",
+            Self::Connections => "broker.internal",
         }
     }
 
     /// The one of that name. It is never asked for anywhere else, whether it was granted or not.
     #[must_use]
     pub fn of(name: &Hostname) -> Option<Self> {
-        Self::ALL.into_iter().find(|service| service.name() == name.as_str())
+        Self::ALL.into_iter().find(|service| match name.as_str().strip_suffix(service.name()) {
+            Some(before) => before.is_empty() || *service == Self::Connections && before.ends_with('.'),
+            None => false,
+        })
     }
 }
 
@@ -37,6 +43,7 @@ impl fmt::Display for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Models => "models",
+            Self::Connections => "connections",
         })
     }
 }
@@ -80,7 +87,7 @@ mod tests {
             assert_eq!(denial.cause, Cause::NotGranted(Service::Models));
         }
         let services = Services { address, granted: Service::ALL.into() };
-        for granted in [open.granting(services.clone()), policy("[]").granting(services.clone())] {
+        for granted in [open.clone().granting(services.clone()), policy("[]").granting(services.clone())] {
             let Verdict::Allow(grant) = decide(&granted, asked(Record::A)) else { panic!("{granted:?}") };
             assert_eq!(grant.own, Some((Own::Service(Service::Models), address)));
             assert_eq!(grant.to_string(), "grant/models");
@@ -91,6 +98,21 @@ mod tests {
                     .is_allowed()
             );
         }
+        let connection = host("github.broker.internal");
+        let asked = |policy: &_| decide(policy, Question::Dns { name: &connection, record: Record::A });
+        let Verdict::Deny(denial) = asked(&open) else { panic!("{open:?}") };
+        assert_eq!(denial.cause, Cause::NotGranted(Service::Connections));
+        assert_eq!(asked(&open.granting(services.clone())).rule(), "grant/connections");
+        for (name, service) in [
+            ("broker.internal", Some(Service::Connections)),
+            ("a.b.broker.internal", Some(Service::Connections)),
+            ("xbroker.internal", None),
+            ("broker.internal.test", None),
+            ("x.models.internal", None),
+        ] {
+            assert_eq!(Service::of(&host(name)), service, "{name}");
+        }
+        let asked = |record| Question::Dns { name: &name, record };
         // A grant of something else is none of this.
         let none = policy("[]").granting(Services { granted: BTreeSet::new(), ..services });
         assert!(!decide(&none, asked(Record::A)).is_allowed());

@@ -292,6 +292,7 @@ impl Flow {
             Refused::Limit(match own {
                 Own::Edge => "limit/edge",
                 Own::Service(Service::Models) => "limit/models",
+                Own::Service(Service::Connections) => "limit/services",
             })
         })
     }

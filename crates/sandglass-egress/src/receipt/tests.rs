@@ -18,6 +18,8 @@ fn receipt(name: &[u8], sent: u64) -> Receipt {
         port: Some(Port::HTTPS),
         transport: Some(Transport::Tcp),
         shown: None,
+        method: None,
+        status: None,
         rule: Text::new(b"request/rule-1 within ceiling/rule-1"),
         outcome: Outcome::Allowed,
         sent,
