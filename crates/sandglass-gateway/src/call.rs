@@ -322,6 +322,12 @@ impl Held<'_> {
                 "a provider billed more than a call could cost: the operator pays the rest"
             );
         }
+        if told.beyond {
+            tracing::error!(
+                call = %self.id,
+                "a provider says that a call used something that no price is for: the operator pays it"
+            );
+        }
         let usage = told.usage.and_then(|usage| serde_json::to_string(&usage).ok());
         self.charge(settlement.charged.and(settlement.overrun), settlement.estimated, usage).await;
     }

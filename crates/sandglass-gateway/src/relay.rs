@@ -60,7 +60,7 @@ impl Ear {
         match self {
             Self::Stream(stream) => stream.end(),
             Self::Whole(dialect, Some(bytes), _) if whole => (Told::of(dialect, &bytes), Vec::new()),
-            Self::Whole(_, _, length) => (Told { usage: None, complete: whole, length }, Vec::new()),
+            Self::Whole(_, _, length) => (Told::unheard(whole, length), Vec::new()),
         }
     }
 }
