@@ -9,7 +9,7 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use sandglass_models::Dialect;
 use sandglass_models::answer::Told;
-use sandglass_models::plan::{Plan, Unaffordable, plan};
+use sandglass_models::plan::{Care, Plan, Unaffordable, plan};
 use sandglass_models::price::{Model, Price};
 use sandglass_models::refusal::Why;
 use sandglass_models::request::Call;
@@ -118,7 +118,9 @@ impl Inner {
             settled.as_mut().enable();
             let row = self.store.budget(&ready.budget).await.map_err(|error| No::ours(&error))?;
             let row = row.filter(|row| row.closed_at.is_none()).ok_or_else(closed)?;
-            let planned = plan(ready.call.facts(), &ready.model.price, row.left(), self.limits.output);
+            // What was exceeded once is not believed again.
+            let care = if row.overrun > Micros::ZERO { Care::Wary } else { Care::Usual };
+            let planned = plan(ready.call.facts(), &ready.model.price, care, row.left(), self.limits.output);
             match planned {
                 Ok(plan) => match self.reserve(ready, &row, plan).await? {
                     Some(id) => return Ok((id, plan)),
@@ -279,8 +281,9 @@ impl Held<'_> {
         let Ready { call, model, name, headers, beta, mut room, .. } = ready;
         let (dialect, streamed) = (call.dialect(), call.is_streamed());
         let upstream = model.upstream.as_deref().unwrap_or(&name);
-        let body =
-            call.into_upstream(upstream, self.plan.output).map_err(|error| (No::ours(&error), false))?;
+        let body = call
+            .into_upstream(upstream, model.cap, self.plan.output)
+            .map_err(|error| (No::ours(&error), false))?;
         room.shrink_to(body.len());
         let path = dialect.path();
         let path = if beta { format!("{path}?beta=true") } else { path.to_owned() };

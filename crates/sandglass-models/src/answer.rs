@@ -78,7 +78,7 @@ impl Told {
             None => {
                 let image_output = facts.images.saturating_mul(price.max_output);
                 let output = self.written(planned);
-                let whole = Usage { input: facts.input, output, image_output, ..Usage::default() };
+                let whole = Usage { input: planned.input, output, image_output, ..Usage::default() };
                 price.of(&whole).min(planned.reserved)
             }
         };

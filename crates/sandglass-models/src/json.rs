@@ -73,6 +73,10 @@ impl Object {
         }
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&str, &mut Json)> {
+        self.0.iter_mut().map(|(name, value)| (name.as_str(), value))
+    }
+
     pub(crate) fn remove(&mut self, name: &str) -> Option<Json> {
         let at = self.0.iter().position(|(known, _)| known == name)?;
         Some(self.0.remove(at).1)

@@ -13,6 +13,7 @@ pub mod plan;
 pub mod price;
 pub mod refusal;
 pub mod request;
+pub mod text;
 pub mod token;
 pub mod totals;
 pub mod usage;

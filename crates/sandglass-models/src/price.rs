@@ -42,10 +42,21 @@ pub struct Price {
     /// What a call costs that reads more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub long: Option<Long>,
+    /// Tokens that an image takes at most where it is read, however large it is: providers shrink it first. A model without it reads none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_tokens: Option<u64>,
+    /// Tokens that the provider adds to each call of itself, beside those that come with tools.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub overhead: u64,
     /// The most tokens that the model reads in one call.
     pub max_input: u64,
     /// The most tokens that the model writes in one call.
     pub max_output: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Other prices for calls that read much: all of such a call is charged by them.
@@ -144,8 +155,40 @@ pub struct Model {
     /// What else it is called here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,
+    /// What its provider heeds as the most tokens of an answer in Chat Completions.
+    #[serde(default, skip_serializing_if = "Cap::is_both")]
+    pub cap: Cap,
     /// What it costs.
     pub price: Price,
+}
+
+/// The name that the most tokens of an answer has in Chat Completions. `OpenAI` takes one of them, and refuses a call with both; others
+/// take one, and write on where it is called by the other name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cap {
+    /// `max_completion_tokens`.
+    MaxCompletionTokens,
+    /// `max_tokens`.
+    MaxTokens,
+    /// Both: there is none that is not heeded, and whoever takes one alone says so.
+    #[default]
+    Both,
+}
+
+impl Cap {
+    pub(crate) const fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::MaxCompletionTokens => &["max_completion_tokens"],
+            Self::MaxTokens => &["max_tokens"],
+            Self::Both => &["max_tokens", "max_completion_tokens"],
+        }
+    }
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+    fn is_both(&self) -> bool {
+        *self == Self::Both
+    }
 }
 
 /// All models that can be called.
@@ -197,6 +240,9 @@ impl Prices {
         for (name, model) in &models {
             let wrong = |why| PricesError::Price { model: name.clone(), why };
             let price = &model.price;
+            if price.image_tokens == Some(0) {
+                return Err(wrong("image_tokens must be what an image takes at most"));
+            }
             if price.max_output == 0 || price.max_input == 0 {
                 return Err(wrong(
                     "max_input and max_output must be what the model reads and writes at most",

@@ -8,7 +8,9 @@ mod tools;
 
 use crate::dialect::Dialect;
 use crate::json::{Json, Object};
-use crate::plan::{Facts, IMAGE_TOKENS, tokens_of};
+use crate::plan::Facts;
+use crate::price::Cap;
+use crate::text::tokens_of;
 
 /// Longest body of a call, in bytes.
 pub const MAX_BODY: usize = 32 << 20;
@@ -17,8 +19,7 @@ pub const MAX_BODY: usize = 32 << 20;
 const LEAST_THOUGHTS: u64 = 1024;
 
 /// Members that let a call keep something with the provider, cost more than its tokens, or reach a network from there.
-const REFUSED: [(&str, &str); 16] = [
-    ("background", "a call must end with its answer"),
+const REFUSED: [(&str, &str); 27] = [
     ("previous_response_id", "nothing is kept with the provider: send the whole conversation"),
     ("conversation", "nothing is kept with the provider: send the whole conversation"),
     ("prompt_id", "nothing is kept with the provider"),
@@ -34,10 +35,44 @@ const REFUSED: [(&str, &str); 16] = [
     ("partial_images", "it changes the price"),
     ("file_ids", "nothing is kept with the provider"),
     ("fallbacks", "it changes the model"),
+    ("models", "it changes the model"),
+    ("preset", "it changes the model"),
+    ("provider", "it changes who answers"),
+    ("api_base", "it changes who answers"),
+    ("extra_body", "write its members beside the others"),
+    ("guardrails", "they change the price"),
+    ("use_beam_search", "it multiplies the price"),
+    ("plugins", "the provider must not reach a network for you"),
+    ("search_parameters", "the provider must not reach a network for you"),
+    ("enable_search", "the provider must not reach a network for you"),
+    ("data_sources", "the provider must not reach a network for you"),
+    ("vector_store_ids", "nothing is kept with the provider"),
+];
+
+/// As [`REFUSED`], where it is no word of the protocol's own: what is asked for an image is its prompt, and its background a color or none.
+const REFUSED_IN_TEXT: [(&str, &str); 2] = [
+    ("background", "a call must end with its answer"),
+    ("prompt", "nothing is kept with the provider, and models talk by turns"),
 ];
 
 /// Members that are left out: what they ask for is what happens without them, or nobody needs it.
-const DROPPED: [&str; 2] = ["service_tier", "user_location"];
+const DROPPED: [&str; 3] = ["service_tier", "user_location", "prompt_cache_retention"];
+
+/// What protocols and servers call the most tokens that an answer may have. One of them goes on, with a number that was paid for.
+const CAPS: [&str; 8] = [
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "max_tokens_to_sample",
+    "max_new_tokens",
+    "max_gen_len",
+    "n_predict",
+    "num_predict",
+];
+
+/// What is no part of a question how long a call would be.
+const NOT_COUNTED: [&str; 8] =
+    ["max_tokens", "metadata", "service_tier", "stop_sequences", "stream", "temperature", "top_k", "top_p"];
 
 /// A call that can't go on, whatever it may cost.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -87,7 +122,8 @@ impl Call {
         let Json::Object(mut body) = body else { return Err(Unacceptable::Body("it is no object".into())) };
         let model = body.get("model").and_then(Json::text).filter(|model| !model.is_empty());
         let model = model.ok_or_else(|| member("model", "it must be the name of a model"))?.to_owned();
-        for (name, why) in REFUSED {
+        let in_text = if dialect == Dialect::Images { &[][..] } else { &REFUSED_IN_TEXT };
+        for &(name, why) in REFUSED.iter().chain(in_text) {
             if body.get(name).is_some_and(|value| !value.is_void()) {
                 return Err(member(name, why));
             }
@@ -117,19 +153,25 @@ impl Call {
         if matches!(dialect, Dialect::Chat | Dialect::Responses) {
             body.set("store", Json::Bool(false));
         }
-        let stripped = tools::strip(dialect, &mut body);
-        let images = parts::look(dialect, &body)?;
+        let mut found = parts::look(dialect, &mut body)?;
+        leave_whole(dialect, &mut body, &mut found.stripped);
+        if !found.stripped.is_empty() {
+            tools::unchoose(dialect, &mut body);
+        }
         let output = cap(dialect, &body)?;
         let wants_usage = report_usage(dialect, &mut body, stream);
-        let length = serde_json::to_vec(&body).map_err(|error| Unacceptable::Body(error.to_string()))?.len();
-        let text = u64::try_from(length).unwrap_or(u64::MAX).saturating_sub(images.bytes);
+        let sent = serde_json::to_vec(&body).map_err(|error| Unacceptable::Body(error.to_string()))?;
         let facts = Facts {
-            input: tokens_of(text).saturating_add(images.count.saturating_mul(IMAGE_TOKENS)),
+            text: tokens_of(&sent).without(found.no_text),
+            pictures: found.images,
+            tools: body.get("tools").is_some_and(|tools| !tools.is_void()),
+            explained: tools::explained(dialect, &body),
             // OpenAI's providers cache by themselves, and some charge for it.
-            caches: dialect != Dialect::Messages || contains(bytes, b"cache_control"),
+            caches: dialect != Dialect::Messages || contains(&sent, b"cache_control"),
             output,
             images: u64::from(dialect == Dialect::Images),
         };
+        let stripped = found.stripped;
         Ok(Self { dialect, body, model, stream, wants_usage, facts, stripped })
     }
 
@@ -169,40 +211,74 @@ impl Call {
         &self.stripped
     }
 
-    /// The body that goes on: of a model that its provider calls `model`, which may write so many tokens.
+    /// The body that goes on: of a model that its provider calls `model`, which may write so many tokens. Where the protocol has more
+    /// than one name for that, `cap` is the one that the provider heeds.
     ///
     /// # Errors
     /// It can't be written as JSON, which what was read as such can.
-    pub fn into_upstream(mut self, model: &str, output: u64) -> Result<Vec<u8>, serde_json::Error> {
+    pub fn into_upstream(mut self, model: &str, cap: Cap, output: u64) -> Result<Vec<u8>, serde_json::Error> {
         self.body.set("model", Json::Text(model.to_owned()));
-        match self.dialect {
-            Dialect::Messages => {
-                self.body.set("max_tokens", output.into());
-                bound_thoughts(&mut self.body, output);
-            }
-            Dialect::Chat => {
-                let old = self.body.get("max_tokens").is_some_and(|value| !value.is_void());
-                let new = self.body.get("max_completion_tokens").is_some_and(|value| !value.is_void());
-                self.body.remove("max_tokens");
-                self.body.remove("max_completion_tokens");
-                let name = if old && !new { "max_tokens" } else { "max_completion_tokens" };
-                self.body.set(name, output.into());
-            }
-            Dialect::Responses => self.body.set("max_output_tokens", output.into()),
-            Dialect::Images => {}
+        let names: &[&str] = match self.dialect {
+            Dialect::Messages => &["max_tokens"],
+            Dialect::Chat => cap.names(),
+            Dialect::Responses => &["max_output_tokens"],
+            Dialect::Images => &[],
+        };
+        for name in CAPS.into_iter().filter(|name| !names.contains(name)) {
+            self.body.remove(name);
+        }
+        for name in names {
+            self.body.set(name, output.into());
+        }
+        if self.dialect == Dialect::Messages {
+            bound_thoughts(&mut self.body, output);
         }
         serde_json::to_vec(&self.body)
     }
-}
 
-impl Call {
     /// The body that goes on where the client only asks how long the call is, of a model that its provider calls `model`.
     ///
     /// # Errors
     /// As [`Call::into_upstream`].
     pub fn into_count(mut self, model: &str) -> Result<Vec<u8>, serde_json::Error> {
         self.body.set("model", Json::Text(model.to_owned()));
+        for name in NOT_COUNTED {
+            self.body.remove(name);
+        }
         serde_json::to_vec(&self.body)
+    }
+}
+
+/// Whether a member of this name may not go on as the client wrote it.
+fn is_kept_back(name: &str) -> bool {
+    let refused = REFUSED.iter().chain(&REFUSED_IN_TEXT).any(|(refused, _)| *refused == name);
+    refused || DROPPED.contains(&name) || CAPS.contains(&name)
+}
+
+/// Has the provider read the conversation as it was sent. To sum it up first is one more call, of which the cap says nothing.
+fn leave_whole(dialect: Dialect, body: &mut Object, stripped: &mut Vec<String>) {
+    let whole = match body.get_mut("context_management") {
+        None => return,
+        Some(Json::Object(management)) if dialect == Dialect::Messages => match management.get_mut("edits") {
+            Some(Json::Array(edits)) => {
+                let all = std::mem::take(edits);
+                for edit in all {
+                    let kind = edit.object().and_then(|edit| edit.get("type")).and_then(Json::text);
+                    let kind = kind.unwrap_or_default().to_owned();
+                    if kind.starts_with("clear_") {
+                        edits.push(edit);
+                    } else {
+                        stripped.push(kind);
+                    }
+                }
+                edits.is_empty()
+            }
+            edits => edits.is_some(),
+        },
+        Some(_) => true,
+    };
+    if whole {
+        body.remove("context_management");
     }
 }
 

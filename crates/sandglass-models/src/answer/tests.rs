@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::text::Tokens;
 
 fn streamed(dialect: Dialect, wants_usage: bool, text: &str, piece: usize) -> (Told, String) {
     let mut stream = Stream::new(dialect, wants_usage);
@@ -164,13 +165,23 @@ const PRICE: Price = Price {
     cache_write_long: None,
     image_input: None,
     image_output: None,
+    image_tokens: None,
+    overhead: 0,
     call: 0,
     long: None,
     max_input: 1_000_000,
     max_output: 1000,
 };
-const FACTS: Facts = Facts { input: 100, caches: false, output: None, images: 0 };
-const PLAN: Plan = Plan { output: 1000, reserved: Micros(10_100) };
+const FACTS: Facts = Facts {
+    text: Tokens { likely: 100, most: 100 },
+    pictures: 0,
+    tools: false,
+    explained: 0,
+    caches: false,
+    output: None,
+    images: 0,
+};
+const PLAN: Plan = Plan { input: 100, output: 1000, reserved: Micros(10_100) };
 
 #[test]
 fn what_was_used_is_charged_and_no_more_than_was_set_aside() {
