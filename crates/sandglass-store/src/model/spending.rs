@@ -63,7 +63,7 @@ pub struct BudgetRow {
     pub reserved: Micros,
     /// What was spent.
     pub charged: Micros,
-    /// What providers billed above what was set aside, which the operator pays.
+    /// What providers billed above what was set aside, which the operator pays. So much less can be set aside from then on.
     pub overrun: Micros,
     /// The table of prices that holds for all of it.
     pub prices: Digest,
@@ -74,13 +74,13 @@ pub struct BudgetRow {
 }
 
 impl BudgetRow {
-    /// What can be set aside.
+    /// What can be set aside. What was overrun is not charged, and is not there to be spent once more.
     #[must_use]
     pub fn left(&self) -> Micros {
         if self.closed_at.is_some() {
             Micros::ZERO
         } else {
-            self.most.without(self.reserved.and(self.charged))
+            self.most.without(self.reserved.and(self.charged).and(self.overrun))
         }
     }
 }

@@ -24,10 +24,12 @@ macro_rules! spent {
     };
 }
 
-/// Sets `?2` aside in budget `?1`, within the caps `?3` of a day and `?5` of a month, of which `?6` is the first day.
+/// Sets `?2` aside in budget `?1`, within the caps `?3` of a day and `?5` of a month, of which `?6` is the first day. What was overrun is
+/// not charged to a budget, but it can't be spent once more either: or what is billed above an estimate could be had again and again.
 const RESERVE: &str = concat!(
     "UPDATE budgets SET reserved = reserved + ?2 \
-     WHERE id = ?1 AND closed_at IS NULL AND reserved + charged + ?2 <= most \
+     WHERE id = ?1 AND closed_at IS NULL AND reserved + charged + overrun + ?2 <= most \
+     AND EXISTS (SELECT 1 FROM teams t WHERE t.id = budgets.team AND t.revoked_at IS NULL) \
      AND (?3 IS NULL OR ",
     spent!("s.day = ?4"),
     " <= ?3) AND (?5 IS NULL OR ",
@@ -159,6 +161,14 @@ async fn why_not(
     let Some(row) = budget(connection, &wanted.budget).await?.filter(|row| row.closed_at.is_none()) else {
         return Ok(Reserved::Closed);
     };
+    let revoked: bool = sqlx::query_scalar("SELECT revoked_at IS NOT NULL FROM teams WHERE id = ?1")
+        .bind(row.team.to_string())
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(database)?;
+    if revoked {
+        return Ok(Reserved::Closed);
+    }
     if row.left() < wanted.amount {
         return Ok(Reserved::Budget(row.left()));
     }
@@ -191,25 +201,28 @@ async fn settle(connection: &mut SqliteConnection, charge: &Charge) -> Result<bo
     let Some(settled) = found else { return Ok(false) };
     let number = |name| settled.try_get::<i64, _>(name).map_err(|error| rows::corrupt("call", error));
     let budget: String = settled.try_get("budget").map_err(|error| rows::corrupt("call", error))?;
-    let (reserved, charged) = (number("reserved")?, number("charged")?);
+    let (reserved, charged, overrun) = (number("reserved")?, number("charged")?, number("overrun")?);
     sqlx::query(
-        "UPDATE budgets SET reserved = reserved - ?2, charged = charged + ?3, overrun = overrun + ?4 WHERE id = ?1",
+        "UPDATE budgets SET reserved = reserved - ?2, charged = charged + ?3, overrun = min(overrun + ?4, ?5) WHERE id = ?1",
     )
     .bind(&budget)
     .bind(reserved)
     .bind(charged)
-    .bind(number("overrun")?)
+    .bind(overrun)
+    .bind(MOST)
     .execute(&mut *connection)
     .await
     .map_err(database)?;
+    // A team's caps are the operator's, and so is what was overrun.
     sqlx::query(
-        "UPDATE spending SET reserved = reserved - ?3, charged = charged + ?4 \
+        "UPDATE spending SET reserved = reserved - ?3, charged = min(charged + ?4, ?5) \
          WHERE team = (SELECT team FROM budgets WHERE id = ?1) AND day = ?2",
     )
     .bind(&budget)
     .bind(number("day")?)
     .bind(reserved)
-    .bind(charged)
+    .bind(charged + overrun)
+    .bind(MOST)
     .execute(connection)
     .await
     .map_err(database)?;
@@ -300,10 +313,12 @@ fn money(number: i64) -> Result<Micros, StoreError> {
     u64::try_from(number).map(Micros).map_err(|error| rows::corrupt("money", error))
 }
 
-/// Money as SQLite has it. A million millions of dollars are a bound that nobody minds, and no sum here goes beyond what a
-/// column holds.
+/// The most money of any column, in micro-dollars: ten thousand million dollars are a bound that nobody minds, and no sum here, of all
+/// days of a month included, goes beyond what a column holds.
+const MOST: i64 = 10_000_000_000_000_000;
+
+/// Money as SQLite has it.
 fn amount(money: Micros) -> i64 {
-    const MOST: i64 = 1_000_000_000_000_000_000;
     i64::try_from(money.0).unwrap_or(MOST).min(MOST)
 }
 
