@@ -69,7 +69,10 @@ def owned(server):
             json={"templateID": "base", "timeout": 900},
             timeout=60,
         ).json()
+        body = {"prompt": "say", "agent": {"command": "echo said"}, "hold": True, "timeout_seconds": 600}
+        run = httpx.post(f"{server.url}/v1/runs", headers=server.headers, json=body, timeout=60).json()["id"]
         yield {
+            "run": run,
             "team": team["teamID"],
             "key": key["id"],
             "sandbox": sandbox.sandbox_id,
@@ -81,6 +84,7 @@ def owned(server):
         }
         assert Secret.destroy(secret.secret_id)
         httpx.delete(f"{server.url}/v1/connections/owned", headers=server.headers).raise_for_status()
+        assert httpx.post(f"{server.url}/v1/runs/{run}/cancel", headers=server.headers, timeout=60).is_success
         assert Volume.destroy(volume.volume_id)
         Sandbox.delete_snapshot(snapshot.snapshot_id)
         Sandbox.kill(user["sandbox"]["id"])
@@ -88,9 +92,9 @@ def owned(server):
 
 def filled(path: str, owned: dict[str, str]) -> str:
     """The path with what is the first team's in it."""
-    kinds = {"secrets": "secret", "connections": "connection", "volumes": "volume", "volumecontent": "volume", "snapshots": "snapshot", "templates": "snapshot", "teams": "team", "api-keys": "key"}
+    kinds = {"secrets": "secret", "connections": "connection", "volumes": "volume", "volumecontent": "volume", "snapshots": "snapshot", "templates": "snapshot", "teams": "team", "api-keys": "key", "runs": "run"}
     what = next((kind for noun, kind in kinds.items() if f"{noun}/{{id}}" in path), "sandbox")
-    return path.format(id=owned[what], user="somebody", port="8000", name="base", alias="owned")
+    return path.format(id=owned[what], user="somebody", port="8000", name="base", alias="owned", path="a%2Fb")
 
 
 def body_for(method: str, path: str, owned: dict[str, str]):
@@ -101,6 +105,8 @@ def body_for(method: str, path: str, owned: dict[str, str]):
         return {"value": "of another team"}
     if "connections" in path:
         return CONNECTION | {"value": "of another team"}
+    if path.endswith("/turns"):
+        return {"prompt": "theirs"}
     if "api-keys" in path:
         return {"name": "theirs"} if "{" in path else {}
     return {"timeout": 60} if "requestBody" in DOCUMENT["paths"][path][method] else None
@@ -109,10 +115,14 @@ def body_for(method: str, path: str, owned: dict[str, str]):
 def owner_sees_all(server, owned) -> bool:
     states = [Sandbox.get_info(owned[what]).state.value for what in ("sandbox", "assigned")]
     snapshot = httpx.get(f"{server.url}/v1/snapshots/{owned['snapshot']}", headers=server.headers)
+    run = httpx.get(f"{server.url}/v1/runs/{owned['run']}", headers=server.headers).json()
     keys = httpx.get(f"{server.url}/api-keys", headers=server.headers).json()
     secret = httpx.get(f"{server.url}/secrets/{owned['secret']}", headers=server.headers).json()
     connection = httpx.get(f"{server.url}/v1/connections/owned", headers=server.headers).json()
     if secret["currentVersion"] != 1 or connection["created_at"] != connection["updated_at"]:
+        return False
+    # It is as it was, whoever asked it to end or to go on.
+    if run["cancel_requested_at"] or run["turns"] > 1 or run["status"] in ("completed", "failed", "cancelled"):
         return False
     return states == ["running", "running"] and snapshot.status_code == 200 and owned["key"] in [key["id"] for key in keys]
 

@@ -53,8 +53,8 @@ FILES_ALONE = ("control.resume.boot",)
 COPY = ("control.snapshot.", "control.fork.", "control.copy.", "engine.flush.")
 # What is done with a snapshot that nobody has used for long, and for who wants it then.
 COLD = ("control.compress.", "engine.compress.", "control.expand.", "engine.expand.")
-# Which none of them does: see the tests of the watchdog, those of templates, and the engine's of the cache folder.
-ELSEWHERE = ("control.pool.", "engine.pool.", "engine.cache.", "engine.volume.", "engine.worker.", "engine.collect.", "control.collect.", "control.volume.", "control.deadline.", "control.template.", "watchdog.", "gateway.call.")
+# Which none of them does: see the tests of the watchdog, those of runs, those of templates, and the engine's of the cache folder.
+ELSEWHERE = ("control.pool.", "engine.pool.", "engine.cache.", "engine.volume.", "engine.worker.", "engine.collect.", "control.collect.", "control.volume.", "control.run.", "control.deadline.", "control.template.", "watchdog.", "gateway.call.")
 
 EACH = os.environ.get("SANDGLASS_FAULTS") == "each"
 

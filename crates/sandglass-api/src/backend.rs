@@ -1,8 +1,10 @@
 //! What the faces need of the product, as traits: [`Control`] is the one implementation outside tests.
 
 mod credentials;
+mod runs;
 
 pub(crate) use credentials::Credentials;
+pub(crate) use runs::RunBackend;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -33,7 +35,7 @@ use crate::e2b::content::Talk;
 
 /// The verbs of [`Control`] that the faces call.
 #[async_trait]
-pub(crate) trait Backend: Credentials + Send + Sync + 'static {
+pub(crate) trait Backend: Credentials + RunBackend {
     fn engine(&self) -> &EngineInfo;
     fn domain(&self) -> Option<&str>;
     async fn authenticate(&self, secret: &str) -> Result<Identity, Error>;

@@ -30,6 +30,10 @@ const AT_ONCE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Json<T>(pub(crate) T);
 
+/// The same, with the text that it was read from.
+#[derive(Debug)]
+pub(crate) struct Verbatim<T>(pub(crate) T, pub(crate) Bytes);
+
 /// A body that may be missing, which is the same as `{}`.
 #[derive(Debug)]
 pub(crate) struct OptionalJson<T>(pub(crate) T);
@@ -122,6 +126,15 @@ impl<T: DeserializeOwned> FromRequest<ApiState> for Json<T> {
 
     async fn from_request(request: Request, state: &ApiState) -> Result<Self, ApiError> {
         parse(&heard(request, state).await?).map(Self)
+    }
+}
+
+impl<T: DeserializeOwned> FromRequest<ApiState> for Verbatim<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &ApiState) -> Result<Self, ApiError> {
+        let body = heard(request, state).await?;
+        Ok(Self(parse(&body)?, body))
     }
 }
 

@@ -27,6 +27,14 @@ pub(crate) struct ErrorBody {
     error_code: Option<&'static str>,
 }
 
+#[cfg(test)]
+impl ErrorBody {
+    /// For people.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+}
+
 /// Whether a client should send the request again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Retry {

@@ -3,6 +3,7 @@
 mod credentials;
 mod models;
 mod net;
+mod runs;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;

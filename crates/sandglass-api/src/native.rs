@@ -32,6 +32,7 @@ mod disk;
 mod egress;
 mod models;
 mod ports;
+pub(crate) mod runs;
 mod snapshots;
 mod templates;
 
@@ -46,6 +47,7 @@ pub(crate) fn router() -> OpenApiRouter<ApiState> {
         .merge(egress::router())
         .merge(models::router())
         .merge(ports::router())
+        .merge(runs::router())
         .merge(snapshots::router())
         .merge(templates::router())
 }

@@ -19,6 +19,7 @@ use crate::e2b::routes::{ORIGIN, WARNING};
 use crate::e2b::unbuilt;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
+use crate::native::runs::REPLAYED;
 use crate::page::NEXT_TOKEN;
 use crate::{e2b, metrics, native};
 
@@ -68,7 +69,7 @@ pub(crate) fn router(state: ApiState) -> Router {
                 .allow_origin(AnyOrigin)
                 .allow_methods(AnyOrigin)
                 .allow_headers(AnyOrigin)
-                .expose_headers([NEXT_TOKEN, WARNING, REQUEST_ID, ISOLATION, ORIGIN]),
+                .expose_headers([NEXT_TOKEN, WARNING, REQUEST_ID, ISOLATION, ORIGIN, REPLAYED]),
         )
         .with_state(state)
 }

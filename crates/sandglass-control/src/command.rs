@@ -1,27 +1,19 @@
 //! Commands that the server itself runs in a sandbox, over the guest API and with no more rights than any client: what a
-//! template starts, and how it says that it is ready.
+//! template starts, and how it says that it is ready; what a run does.
 
+mod call;
 mod stream;
 
 use std::pin::pin;
 use std::time::Duration;
 
-use data_encoding::BASE64;
-use http::Request;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use http_body_util::{BodyExt as _, Full};
-use hyper::body::Bytes;
-use hyper_util::rt::TokioIo;
 use sandglass_store::{SandboxRow, Started};
 use sandglass_types::{Error, ErrorKind};
-use serde_json::json;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
-use self::stream::{Ended, Reader};
+pub(crate) use self::call::{Program, Running, put_file, run, signal};
+pub(crate) use self::stream::{Ended, Told, shown};
 use crate::live::Live;
-
-/// How much longer than a command may take its answer may.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a command may take that has nothing to wait for. A busy machine is slow.
 const SHORT: Duration = Duration::from_secs(60);
@@ -150,52 +142,7 @@ impl Inside<'_> {
 
     /// Runs a program to its end; it is ended when it takes longer than that. Without a user it is run as the template says.
     async fn run(&self, user: &str, words: &[&str], limit: Duration) -> Result<Ended, Error> {
-        let failed = |error: &dyn std::error::Error| {
-            Error::new(ErrorKind::Internal, format!("a command of the template could not be run: {error}"))
-        };
-        let answered = async {
-            let stream = self.live.guest_api().await.map_err(|error| failed(&error))?;
-            let (mut sender, connection) =
-                hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
-            let asked = async {
-                let answer = sender.send_request(self.request(user, words, limit)?).await;
-                let mut answer = answer.map_err(|error| failed(&error))?.into_body();
-                let mut reader = Reader::default();
-                while let Some(frame) = answer.frame().await {
-                    let frame = frame.map_err(|error| failed(&error))?;
-                    if let Some(bytes) = frame.data_ref() {
-                        reader.read(bytes).map_err(|error| failed(&error))?;
-                    }
-                }
-                reader.finish().map_err(|error| failed(&error))
-            };
-            tokio::select! {
-                ended = asked => ended,
-                Err(error) = connection => Err(failed(&error)),
-            }
-        };
-        match timeout(limit + ANSWER_PATIENCE, answered).await {
-            Ok(ended) => ended,
-            Err(elapsed) => Err(failed(&elapsed)),
-        }
-    }
-
-    fn request(&self, user: &str, words: &[&str], limit: Duration) -> Result<Request<Full<Bytes>>, Error> {
-        let process = json!({ "cmd": words.first(), "args": words.get(1..) });
-        let body = stream::message(json!({ "process": process, "stdin": false }).to_string().as_bytes());
-        let mut request = Request::post("/process.Process/Start")
-            .header(HOST, "guest")
-            .header(CONTENT_TYPE, "application/connect+json")
-            .header("connect-protocol-version", "1")
-            .header("connect-timeout-ms", limit.as_millis().to_string());
-        if !user.is_empty() {
-            let basic = BASE64.encode(format!("{user}:").as_bytes());
-            request = request.header(AUTHORIZATION, format!("Basic {basic}"));
-        }
-        if let Some(token) = &self.row.access_token {
-            request = request.header("x-access-token", token);
-        }
-        let malformed = |error| Error::internal("a command of the template could not be asked for", error);
-        request.body(Full::from(body)).map_err(malformed)
+        let program = Program { user, words, limit, ..Program::default() };
+        call::run(self.live, self.row, &program).await
     }
 }

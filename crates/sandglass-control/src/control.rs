@@ -12,6 +12,7 @@ mod logs;
 mod models;
 mod pools;
 mod reconciling;
+mod runs;
 mod samples;
 mod secrets;
 mod snapshots;
@@ -24,6 +25,7 @@ use self::create::random_token;
 pub use self::assignments::CameBy;
 pub use self::broker::{Broker, MAX_GRANTED, OwnConnection};
 pub(crate) use self::collect::Collecting;
+pub(crate) use self::collect::collect_at_end;
 pub use self::collect::{CollectFiles, Collection, Found, FoundFile};
 pub use self::config::{Config, Patience};
 pub use self::connections::KnownConnection;
@@ -33,6 +35,8 @@ pub use self::logs::{LogEntry, LogLevel};
 pub(crate) use self::models::outcome as granted;
 pub use self::models::{GrantRequest, GrantedModels, Models, Purse};
 pub use self::pools::MAX_POOL;
+pub(crate) use self::runs::not_found_run;
+pub use self::runs::{MAX_RUN_EVENTS, RunDetail};
 pub use self::snapshots::{ListSnapshots, MAX_CHILDREN};
 pub use self::storage::DiskUse;
 pub(crate) use self::storage::{ImageKind, Measured};
@@ -145,6 +149,7 @@ impl Control {
         if timeout(ADOPTION_PATIENCE, all).await.is_err() {
             tracing::warn!("some sandboxes could not be taken up yet; that goes on");
         }
+        control.take_up_runs().await?;
         let reconciler = control.clone();
         control.0.tasks.spawn(async move { reconciler.keep_reconciling().await });
         let keeper = control.clone();

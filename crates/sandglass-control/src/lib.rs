@@ -26,6 +26,7 @@ mod pools;
 pub mod reconcile;
 pub mod request;
 mod room;
+mod runs;
 mod secret;
 mod shared;
 mod stale;
@@ -38,7 +39,8 @@ pub use auto_resume::Sleeper;
 pub use control::{
     Broker, CameBy, CollectFiles, Collection, Config, Content, Control, DiskUse, Found, FoundFile,
     GrantRequest, GrantedModels, KnownConnection, KnownTemplate, ListSnapshots, LogEntry, LogLevel,
-    MAX_CHILDREN, MAX_GRANTED, MAX_POOL, Models, OwnConnection, Patience, Purse, VolumesConfig,
+    MAX_CHILDREN, MAX_GRANTED, MAX_POOL, MAX_RUN_EVENTS, Models, OwnConnection, Patience, Purse, RunDetail,
+    VolumesConfig,
 };
 pub(crate) use control::{granted, in_between, injected, not_found, stored};
 pub use definition::TemplateDefinition;
@@ -46,5 +48,6 @@ pub use egress::Egress;
 pub use kept::Kept;
 pub use live::{DialError, GuestStream, Live};
 pub use request::{AskedVolume, CreateSandbox};
+pub use runs::{COMPUTE, CreateRun, Prices as ComputePrices, RunsConfig};
 pub use secret::{NewKey, PREFIX as KEY_PREFIX, VALUE_LEN as KEY_VALUE_LEN};
 pub use traffic::TrafficToken;

@@ -10,6 +10,8 @@ use sandglass_types::volume::MAX_VOLUMES;
 use sandglass_types::{Digest, Error, ErrorKind, Lifetime, MountPath, VolumeName};
 use serde::Serialize;
 
+use crate::runs::RUN_LABEL;
+
 /// The most environment variables, and the most labels, that a create request may carry.
 const MAX_PAIRS: usize = 256;
 
@@ -90,8 +92,10 @@ impl CreateSandbox {
             check_timeout(idle, max_timeout)?;
         }
         check_pairs("metadata", &self.metadata)?;
-        if self.metadata.contains_key(BUILD_LABEL) {
-            let message = format!("metadata must not have the key {BUILD_LABEL:?}: the server gives it");
+        if let Some(label) =
+            [BUILD_LABEL, RUN_LABEL].into_iter().find(|label| self.metadata.contains_key(*label))
+        {
+            let message = format!("metadata must not have the key {label:?}: the server gives it");
             return Err(Error::new(ErrorKind::Invalid, message));
         }
         check_env("envVars", &self.env)?;

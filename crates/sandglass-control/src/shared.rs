@@ -24,6 +24,7 @@ use crate::metrics::Metrics;
 use crate::owner::{Asked, Begin, Handle, Owner};
 use crate::pools::Pools;
 use crate::room::Promises;
+use crate::runs::Runs;
 use crate::stale::Stale;
 use crate::template::Template;
 
@@ -77,6 +78,8 @@ pub(crate) struct Shared {
     pub(crate) promises: Arc<Promises>,
     /// Sandboxes that nobody has used yet.
     pub(crate) pools: Pools,
+    /// Runs that have a task.
+    pub(crate) runs: Arc<Runs>,
     pub(crate) metrics: Metrics,
     /// What all images took on the disk.
     pub(crate) measured: Measured,
@@ -126,6 +129,7 @@ impl Shared {
             ahead,
             promises: Arc::default(),
             pools: Pools::default(),
+            runs: Arc::default(),
             metrics,
             measured: Measured::default(),
             tasks,

@@ -1,7 +1,7 @@
 //! All points. A rule of the workspace checks that each is in the code exactly once, and no other.
 
 /// The names, in the order in which a sandbox passes them.
-pub const NAMES: [&str; 122] = [
+pub const NAMES: [&str; 131] = [
     // The unprivileged half, bringing up.
     "control.create.insert",
     "control.create.own",
@@ -62,6 +62,17 @@ pub const NAMES: [&str; 122] = [
     "control.volume.delete",
     "control.volume.remove",
     "control.volume.forget",
+    // The unprivileged half, moving a run: before it is stored, its sandbox asked for, known, its agent started, its checks run, its
+    // sandbox removed, what it left collected, its money settled, and its end stored.
+    "control.run.insert",
+    "control.run.create",
+    "control.run.ready",
+    "control.run.agent",
+    "control.run.verify",
+    "control.run.destroy",
+    "control.run.collect",
+    "control.run.settle",
+    "control.run.end",
     // The unprivileged half, ending.
     "control.kill.receive",
     "control.kill.answer",

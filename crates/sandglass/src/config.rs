@@ -3,6 +3,7 @@
 mod broker;
 pub(crate) mod budgets;
 pub(crate) mod models;
+mod runs;
 pub(crate) mod tls;
 
 use std::collections::{BTreeMap, HashMap};
@@ -91,6 +92,8 @@ struct File {
     audit: AuditFile,
     #[serde(default)]
     snapshots: SnapshotsFile,
+    #[serde(default)]
+    runs: runs::File,
     #[serde(default)]
     templates: BTreeMap<String, TemplateFile>,
     tls: Option<tls::File>,
@@ -261,6 +264,8 @@ pub(crate) struct Config {
     pub(crate) log_format: LogFormat,
     /// How long rows of the audit are kept.
     pub(crate) keep_audit: Duration,
+    /// What runs may be, and what they cost.
+    pub(crate) runs: sandglass_control::RunsConfig,
     /// How many unused sandboxes of a template are kept ready.
     pub(crate) pools: HashMap<String, u32>,
     /// Which snapshots are kept that have no name.
@@ -312,6 +317,7 @@ impl Config {
             (None, Some("fake")) => EngineChoice::Fake,
             (None, Some(other)) => bail!("engine in the config must be auto, gvisor or fake, not {other:?}"),
         };
+        let runs = file.runs.resolve()?;
         let pools = pools(file.templates)?;
         let keep_audit = file.audit.keep_days.unwrap_or(90);
         if !KEEP_DAYS.contains(&keep_audit) {
@@ -371,6 +377,7 @@ impl Config {
             host: file.host,
             log_format: args.log_format.or(file.log_format).unwrap_or_default(),
             keep_audit: Duration::from_secs(keep_audit * 24 * 3600),
+            runs,
             pools,
             keep_snapshots: file.snapshots.resolve()?,
             compress_after: file.snapshots.compress_after()?,

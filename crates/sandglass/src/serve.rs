@@ -167,6 +167,7 @@ pub(crate) fn run(args: &cli::Serve) -> anyhow::Result<()> {
             },
             models: front.calls.as_ref().map(|calls| calls.control.clone()),
             broker,
+            runs: config.runs,
             limits: config.limits,
             budgets,
             keep_audit: config.keep_audit,

@@ -9,14 +9,14 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use sandglass_egress::policy::Network;
 use sandglass_engine::engine::Feature;
 use sandglass_store::{IdempotencyKey, ListFilter, MadeFrom, Order, SandboxRow, StartPath};
-use sandglass_types::{Digest, PauseMode, ResumeMode, SandboxId, SandboxState, TeamId};
+use sandglass_types::{PauseMode, ResumeMode, SandboxId, SandboxState, TeamId};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::create::{Accepted, Face, NewSandbox, ingress, policy, positive_seconds};
+use super::create::{Face, NewSandbox, ingress, policy, positive_seconds};
 use super::list;
 use super::wire::{ListedSandbox, Sandbox, SandboxDetail};
 use crate::audit::Made;
@@ -104,20 +104,18 @@ pub(crate) fn sandbox_id(text: &str) -> Result<SandboxId, ApiError> {
     })
 }
 
-fn idempotency(
-    headers: &HeaderMap,
-    request: &Accepted,
-) -> Result<Option<(IdempotencyKey, Digest)>, ApiError> {
+/// The key under which a request is made once, if it has one.
+///
+/// # Errors
+/// 400 for two of them, or one that can't be.
+pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<IdempotencyKey>, ApiError> {
     let mut keys = headers.get_all(IDEMPOTENCY_KEY).iter();
     match (keys.next(), keys.next()) {
         (None, _) => Ok(None),
         (Some(key), None) => {
-            let key: IdempotencyKey = key
-                .to_str()
-                .unwrap_or("")
-                .parse()
-                .map_err(|error| ApiError::invalid(format!("invalid Idempotency-Key header: {error}")))?;
-            Ok(Some((key, request.digest())))
+            let key = key.to_str().unwrap_or("").parse();
+            key.map(Some)
+                .map_err(|error| ApiError::invalid(format!("invalid Idempotency-Key header: {error}")))
         }
         (Some(_), Some(_)) => Err(ApiError::invalid("more than one Idempotency-Key header")),
     }
@@ -131,7 +129,7 @@ async fn create(
     face: Face,
 ) -> Result<Response, ApiError> {
     let request = body.accept(face)?;
-    let idempotency = idempotency(headers, &request)?;
+    let idempotency = idempotency_key(headers)?.map(|key| (key, request.digest()));
     let row = state.backend.create(team, request.into_request(idempotency)).await?;
     let made = Made::sandboxes([&row.id]);
     let warning = warning(&*state.backend, &row);

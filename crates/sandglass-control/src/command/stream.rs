@@ -1,6 +1,8 @@
 //! What the guest API says of a command that runs: messages of the Connect protocol, as JSON. Every byte is the guest's, so
 //! each length has a bound, and of what is written only the end is kept.
 
+use std::collections::VecDeque;
+
 use data_encoding::BASE64;
 use serde::Deserialize;
 
@@ -15,13 +17,13 @@ const LAST: u8 = 2;
 
 /// How a command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(crate) struct Ended {
     /// Its exit code; `None` if a signal or a time limit ended it.
-    pub(super) code: Option<i32>,
+    pub(crate) code: Option<i32>,
     /// The same in words.
-    pub(super) status: String,
+    pub(crate) status: String,
     /// The end of what it wrote, without control characters other than line breaks and tabs.
-    pub(super) tail: String,
+    pub(crate) tail: String,
 }
 
 /// What is no stream of a command.
@@ -48,8 +50,15 @@ struct Message {
 
 #[derive(Deserialize)]
 struct Event {
+    start: Option<Start>,
     data: Option<Data>,
     end: Option<End>,
+}
+
+#[derive(Deserialize)]
+struct Start {
+    #[serde(default)]
+    pid: u32,
 }
 
 #[derive(Deserialize)]
@@ -78,6 +87,17 @@ struct Refusal {
     code: Option<String>,
 }
 
+/// Something that the guest says of a command that has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// It runs under this number.
+    Began(u32),
+    /// It wrote this to its standard output.
+    Out(Vec<u8>),
+    /// It wrote this to its standard error.
+    Err(Vec<u8>),
+}
+
 /// Puts the head of a message before it.
 pub(super) fn message(json: &[u8]) -> Vec<u8> {
     let length = u32::try_from(json.len()).unwrap_or(u32::MAX);
@@ -85,7 +105,7 @@ pub(super) fn message(json: &[u8]) -> Vec<u8> {
 }
 
 /// Text of a guest as it may be shown.
-fn shown(bytes: &[u8]) -> String {
+pub(crate) fn shown(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
@@ -94,6 +114,7 @@ fn shown(bytes: &[u8]) -> String {
 #[derive(Debug, Default)]
 pub(super) struct Reader {
     unread: Vec<u8>,
+    told: VecDeque<Told>,
     tail: Vec<u8>,
     ended: Option<(Option<i32>, String)>,
 }
@@ -138,10 +159,20 @@ impl Reader {
         }
         let message: Message = serde_json::from_slice(message).map_err(|_| Malformed::Unknown)?;
         let Some(event) = message.event else { return Ok(()) };
+        if let Some(Start { pid }) = event.start {
+            self.told.push_back(Told::Began(pid));
+        }
         if let Some(data) = event.data {
-            for text in [data.stdout, data.stderr].into_iter().flatten() {
-                let bytes = BASE64.decode(text.as_bytes()).map_err(|_| Malformed::Unknown)?;
-                self.tail.extend(bytes);
+            let read = |text: String| BASE64.decode(text.as_bytes()).map_err(|_| Malformed::Unknown);
+            let pieces = [
+                data.stdout.map(read).transpose()?.map(Told::Out),
+                data.stderr.map(read).transpose()?.map(Told::Err),
+            ];
+            for piece in pieces.into_iter().flatten() {
+                if let Told::Out(bytes) | Told::Err(bytes) = &piece {
+                    self.tail.extend(bytes);
+                }
+                self.told.push_back(piece);
             }
             let over = self.tail.len().saturating_sub(MAX_TAIL);
             self.tail.drain(..over);
@@ -151,6 +182,11 @@ impl Reader {
             self.ended = Some((end.exited.then_some(end.exit_code), status));
         }
         Ok(())
+    }
+
+    /// The next of what the guest said. What nobody asks for is kept until somebody does.
+    pub(super) fn next(&mut self) -> Option<Told> {
+        self.told.pop_front()
     }
 
     /// How it ended.
@@ -201,6 +237,11 @@ mod tests {
         for piece in 1..bytes.len() {
             assert_eq!(read(&bytes, piece), Ok(expected.clone()));
         }
+        let mut reader = Reader::default();
+        reader.read(&bytes).unwrap();
+        let told: Vec<_> = std::iter::from_fn(|| reader.next()).collect();
+        let written = Told::Err(b"t\t\xff\x1b[2J".to_vec());
+        assert_eq!(told, [Told::Began(7), Told::Out(b"one\n".to_vec()), written]);
         let ok = of(&[(0, r#"{"event":{"end":{"exited":true,"status":"exit status 0"}}}"#), (2, "{}")]);
         assert_eq!(read(&ok, 9).unwrap().code, Some(0));
         let killed = of(&[(0, r#"{"event":{"end":{"exitCode":-1,"status":"signal: killed"}}}"#), (2, "{}")]);

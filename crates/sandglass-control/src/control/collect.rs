@@ -329,6 +329,19 @@ async fn collect(
     Ok(Collection { _turn: Some(turn), ..Collection::ask(line, wanted).await? })
 }
 
+/// Reads the files in a folder of a sandbox whose end has begun, for its owner, before anything of it goes.
+///
+/// # Errors
+/// As [`Control::collect`].
+pub(crate) async fn collect_at_end(
+    shared: &Shared,
+    id: &SandboxId,
+    wanted: &CollectFiles,
+) -> Result<Collection, Error> {
+    let line = shared.host.collect(id, wanted.place.tree()).await?;
+    Collection::ask(line, wanted).await
+}
+
 impl Control {
     /// Reads the files in a folder of a sandbox of this team that runs or is paused, as they are on its disk: what its programs
     /// have written, and not what they have in memory alone. They go on meanwhile, and a file that they change is said not to

@@ -12,6 +12,7 @@ use crate::admission::Budgets;
 use crate::egress::Egress;
 use crate::kept::Kept;
 use crate::metrics::Probes;
+use crate::runs::RunsConfig;
 use crate::template::Template;
 
 /// What an operator decides.
@@ -37,6 +38,8 @@ pub struct Config {
     pub models: Option<Models>,
     /// What they may use with credentials that they never see.
     pub broker: Broker,
+    /// What runs may be.
+    pub runs: RunsConfig,
     /// What each of them may use.
     pub limits: Limits,
     /// What they may use together.

@@ -37,6 +37,7 @@ impl Control {
                 tracing::error!(error = %Chain(&error), "old idempotency keys could not be forgotten");
             }
             self.close_unheld_budgets().await;
+            self.forget_runs().await;
             let before = self.0.clock.now().minus(self.0.config.keep_audit);
             if let Err(error) = self.0.store.purge_audit(before).await {
                 tracing::error!(error = %Chain(&error), "old rows of the audit could not be removed");

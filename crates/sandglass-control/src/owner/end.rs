@@ -1,5 +1,6 @@
 //! The end of a sandbox: everything that it owned is removed, however often that takes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sandglass_types::error::Chain;
@@ -9,6 +10,7 @@ use tokio::time::{Instant, sleep};
 use super::request::Reply;
 use super::{Owner, Pauses, Request};
 use crate::lifecycle::Event;
+use crate::runs;
 
 impl Owner<'_> {
     /// The end that could not be stored. Mostly the disk is full, perhaps with what this very sandbox wrote, so it goes
@@ -74,10 +76,11 @@ impl Owner<'_> {
     /// One try. Requests are answered meanwhile.
     pub(super) async fn remove(&mut self) -> bool {
         let mut destroying = Box::pin({
-            let (host, id) = (self.shared.host.clone(), self.row.id.clone());
+            let (shared, row) = (Arc::clone(&self.shared), self.row.clone());
             async move {
+                runs::before_it_goes(&shared, &row).await;
                 sandglass_failpoint::hit_async("control.end.destroy").await.map_err(crate::injected)?;
-                host.destroy(&id).await.map_err(Error::from)
+                shared.host.destroy(&row.id).await.map_err(Error::from)
             }
         });
         loop {

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use sandglass_broker::connection::Written;
 use sandglass_control::{
-    Broker, Budgets, Config, Control, CreateSandbox, Egress, Kept, Models, OwnConnection, Patience, template,
+    Broker, Budgets, Config, Control, CreateSandbox, Egress, Kept, Models, OwnConnection, Patience,
+    RunsConfig, template,
 };
 use sandglass_egress::policy::{Ingress, Operator, Policy};
 use sandglass_egress::proxy::{Caps, Direct};
@@ -167,6 +168,7 @@ impl World {
             },
             models: Some(models()),
             broker: broker(),
+            runs: RunsConfig::default(),
             limits: sandglass_types::Limits::default(),
             budgets: self.budgets,
             keep_audit: HOUR,

@@ -121,6 +121,7 @@ pub async fn a_run_goes_its_way_with_its_events(store: Arc<dyn Store>) {
     let destroyed = RunChange {
         sandbox: Some(B::Destroyed),
         compute: Some(compute),
+        collected: true,
         stop: stop(StopReason::Cancelled, "too late"),
         ..to(S::Finalizing, S::Finalizing)
     };
@@ -133,6 +134,7 @@ pub async fn a_run_goes_its_way_with_its_events(store: Arc<dyn Store>) {
         (Some(StopReason::Timeout), Some("its time was up"))
     );
     assert_eq!((row.ended_at, row.compute, row.turns), (Some(at(5)), Some(compute), 1));
+    assert_eq!(row.collected_at, Some(at(5)));
     assert!(!store.note_run(&id, &[event("shell.output", 8)]).await.unwrap(), "nothing follows its end");
     assert!(store.runs_under_way(new.node).await.unwrap().is_empty());
 

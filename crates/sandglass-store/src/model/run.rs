@@ -159,6 +159,8 @@ pub struct RunRow {
     pub ended_at: Option<Timestamp>,
     /// When somebody first wanted it to end.
     pub cancelled_at: Option<Timestamp>,
+    /// When what it left was collected, or given up.
+    pub collected_at: Option<Timestamp>,
 }
 
 /// A change of a run, with the events that tell of it.
@@ -180,6 +182,8 @@ pub struct RunChange {
     pub begins: bool,
     /// What its sandbox came to.
     pub compute: Option<Compute>,
+    /// Whether what it left is collected, or given up.
+    pub collected: bool,
     /// What happened.
     pub events: Vec<NewRunEvent>,
 }
@@ -203,6 +207,7 @@ impl RunChange {
             sandbox_id: None,
             begins: false,
             compute: None,
+            collected: false,
             events: Vec::new(),
         }
     }

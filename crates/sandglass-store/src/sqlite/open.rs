@@ -16,7 +16,7 @@ use crate::StoreError;
 
 /// The files in `migrations/sqlite`, by version. `sqlx::migrate!` would find them itself, but all of sqlx, with `SQLite`,
 /// would have to be built a second time for it.
-const STEPS: [(i64, &str, &str); 20] = [
+const STEPS: [(i64, &str, &str); 21] = [
     (1, "init", include_str!("../../migrations/sqlite/0001_init.sql")),
     (2, "egress", include_str!("../../migrations/sqlite/0002_egress.sql")),
     (3, "bounds", include_str!("../../migrations/sqlite/0003_bounds.sql")),
@@ -37,6 +37,7 @@ const STEPS: [(i64, &str, &str); 20] = [
     (18, "grants", include_str!("../../migrations/sqlite/0018_grants.sql")),
     (19, "runs", include_str!("../../migrations/sqlite/0019_runs.sql")),
     (20, "broker", include_str!("../../migrations/sqlite/0020_broker.sql")),
+    (21, "collected", include_str!("../../migrations/sqlite/0021_collected.sql")),
 ];
 
 /// All schema changes, oldest first.

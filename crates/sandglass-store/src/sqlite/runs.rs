@@ -17,7 +17,7 @@ use crate::{PageCursor, StoreError};
 macro_rules! columns {
     () => {
         "id, node, team, status, sandbox, sandbox_id, stop_reason, detail, budget, spec, prompt, prompt_bytes, turns, compute, \
-         events, created_at, started_at, ended_at, cancelled_at"
+         events, created_at, started_at, ended_at, cancelled_at, collected_at"
     };
 }
 
@@ -91,7 +91,8 @@ impl RunStore for SqliteStore {
             "UPDATE runs SET status = ?2, sandbox = ?3, sandbox_id = coalesce(?4, sandbox_id), \
              stop_reason = coalesce(stop_reason, ?5), detail = coalesce(detail, ?6), turns = turns + ?7, \
              compute = coalesce(?8, compute), started_at = CASE WHEN ?7 THEN coalesce(started_at, ?9) ELSE started_at END, \
-             ended_at = CASE WHEN ?10 THEN ?9 ELSE ended_at END WHERE id = ?1",
+             ended_at = CASE WHEN ?10 THEN ?9 ELSE ended_at END, \
+             collected_at = CASE WHEN ?11 THEN coalesce(collected_at, ?9) ELSE collected_at END WHERE id = ?1",
         )
         .bind(id.as_str())
         .bind(wanted.to.as_str())
@@ -103,6 +104,7 @@ impl RunStore for SqliteStore {
         .bind(wanted.compute.as_ref().map(json_text).transpose()?)
         .bind(wanted.at.as_millis())
         .bind(ends)
+        .bind(wanted.collected)
         .execute(&mut *change)
         .await
         .map_err(database)?;
@@ -366,6 +368,7 @@ fn run(row: &SqliteRow) -> Result<RunRow, StoreError> {
         started_at: columns.maybe_time("started_at")?,
         ended_at: columns.maybe_time("ended_at")?,
         cancelled_at: columns.maybe_time("cancelled_at")?,
+        collected_at: columns.maybe_time("collected_at")?,
     })
 }
 
