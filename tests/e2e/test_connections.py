@@ -49,6 +49,25 @@ def test_a_sandbox_is_granted_what_there_is(api):
     assert api.delete("/v1/connections/granted").status_code == 204
 
 
+def test_rules_for_hosts_are_judged_and_those_with_headers_refused(api):
+    def asked(rules: dict) -> httpx.Response:
+        return api.post("/v2/sandboxes", json={"templateID": "base", "timeout": 60, "network": {"rules": rules}})
+
+    for headers, said in [
+        ({"X-Test-Token": "Bearer ${e2b.secrets.a}"}, "network.rules with headers is not supported"),
+        ({"X-Test-Token": "${e2b.secrets.}"}, "placeholder"),
+        ({"X-Test-Token": "${e2b.identity.tokens.a}"}, "identity"),
+        ({"Host": "evil.test"}, "no header that can be set"),
+    ]:
+        answer = asked({"api.example.com": [{"transform": {"headers": headers}}]})
+        assert answer.status_code == 400 and said in answer.json()["message"], answer.text
+    answer = asked({f"h{number}.test": [{}] for number in range(11)})
+    assert answer.status_code == 400 and "at most 10 hosts" in answer.json()["message"], answer.text
+    answer = asked({"api.example.com": [{}], "*.example.com": []})
+    assert answer.status_code == 201, answer.text
+    assert api.delete(f"/sandboxes/{answer.json()['sandboxID']}").status_code == 204
+
+
 def test_no_value_is_on_the_disk_or_in_the_log(lonely):
     server, client = lonely
     canaries = [f"canary-{uuid.uuid4().hex}" for _ in range(3)]

@@ -11,6 +11,7 @@ pub mod connection;
 pub mod decide;
 pub mod placeholder;
 pub mod redact;
+pub mod rules;
 pub mod secret;
 pub mod vault;
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sandglass_broker::ConnectionName;
+use sandglass_broker::rules::Rules;
 use sandglass_control::{AskedVolume, CreateSandbox};
 use sandglass_egress::policy::{Ingress, Network, Policy, from_e2b, ingress_from_e2b};
 use sandglass_store::IdempotencyKey;
@@ -152,6 +153,14 @@ fn unsupported(field: &str) -> ApiError {
 /// # Errors
 /// 400, in the words of E2B's server where it has some.
 pub(crate) fn policy(network: &Network, internet: Option<bool>) -> Result<Policy, ApiError> {
+    if let Some(rules) = &network.rules {
+        let rules = Rules::read(rules).map_err(|error| ApiError::invalid(error.to_string()))?;
+        if rules.change_anything() {
+            let message = "network.rules with headers is not supported by this version of sandglass: leave it out, and make a \
+                           connection for the host (PUT /v1/connections/{name}), which sandboxes reach by another name";
+            return Err(ApiError::invalid(message));
+        }
+    }
     from_e2b(network, internet).map_err(|error| ApiError::invalid(error.to_string()))
 }
 

@@ -45,7 +45,7 @@ pub struct Network {
     pub egress_proxy: Option<Value>,
     /// Not supported yet.
     pub https_ports: Option<Value>,
-    /// Not supported yet.
+    /// Headers that requests get. They allow nothing, so this is no part of a policy.
     pub rules: Option<Value>,
 }
 
@@ -215,7 +215,6 @@ fn refuse_unsupported(network: &Network) -> Result<(), E2bError> {
         ("egressProxy", network.egress_proxy.as_ref().is_some_and(|proxy| !proxy.is_null())),
         ("dnsServers", given(&network.dns_servers)),
         ("httpsPorts", given(&network.https_ports)),
-        ("rules", given(&network.rules)),
     ];
     match fields.into_iter().find(|(_, given)| *given) {
         Some((field, _)) => Err(E2bError::Unsupported(field)),

@@ -57,7 +57,7 @@ fn null_false_and_empty_ask_for_nothing() {
             "volumeMounts":null,"allow_internet_access":null}"#,
         r#"{"templateID":"b","autoPause":false,"autoPauseMemory":true,"autoResume":{"enabled":false},
             "network":{"allowPublicTraffic":true,"allowOut":[],"denyOut":["0.0.0.0/0"],"dnsServers":[],
-            "egressProxy":null,"maskRequestHost":"","httpsPorts":[],"rules":{}},
+            "egressProxy":null,"maskRequestHost":"","httpsPorts":[],"rules":{"a.test":[{}],"*.a.test":[]}},
             "iam":{"tokens":{}},"volumeMounts":[],"somethingNew":{"a":[1]}}"#,
     ] {
         assert_eq!(parse(body).accept(Face::V2).unwrap().template, "b");
@@ -74,7 +74,9 @@ async fn what_is_not_built_is_refused_by_name() {
         ("dnsServers", r#"["1.1.1.1"]"#),
         ("egressProxy", r#"{"address":"p:1"}"#),
         ("httpsPorts", "[443]"),
-        ("rules", r#"{"a.test":[]}"#),
+        ("rules", r#"{"a.test":[{"transform":{"headers":{"X-A":"${e2b.secrets.a}"}}}]}"#),
+        ("rules", r#"{"a.test":[{"transform":{"headers":{"X-A":"${e2b.secrets.a"}}}]}"#),
+        ("rules", r#"{"a.test":[{},{}]}"#),
     ] {
         let message = refusal(&format!(r#"{{"templateID":"b","network":{{"{field}":{value}}}}}"#)).await;
         assert!(message.contains(&format!("\"network.{field}")), "{message}");

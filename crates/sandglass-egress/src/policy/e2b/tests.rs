@@ -114,7 +114,6 @@ fn fields_of_later_versions_are_refused_by_name() {
         ("egressProxy", "{}", "null"),
         ("dnsServers", r#"["1.1.1.1"]"#, "[]"),
         ("httpsPorts", "[8443]", "[]"),
-        ("rules", r#"{"a.example":[]}"#, "{}"),
     ] {
         let text = refused(&format!(r#"{{"{field}":{value}}}"#));
         assert!(text.starts_with(&format!("network.{field} is not supported")), "{text}");
