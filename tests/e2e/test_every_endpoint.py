@@ -103,6 +103,8 @@ def body_for(method: str, path: str, owned: dict[str, str]):
         return {"templateID": owned["snapshot"], "timeout": 60}
     if "secrets" in path:
         return {"value": "of another team"}
+    if path.endswith("/models"):
+        return {"max_cost_micros": 1}
     if "connections" in path:
         return CONNECTION | {"value": "of another team"}
     if path.endswith("/turns"):

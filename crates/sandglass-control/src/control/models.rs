@@ -180,13 +180,14 @@ impl Control {
         request: GrantRequest,
     ) -> Result<GrantedModels, Error> {
         let GrantRequest { purse, models, dialects, expires } = request;
+        // First of all: what there is not is told to nobody else.
+        self.sandbox(team, id).await?;
         let signer = self.models()?.signer.clone();
         let now = self.0.clock.now();
         if expires <= now || expires > now.plus(self.0.config.max_lifetime) {
             let most = self.0.config.max_lifetime.as_secs();
             return Err(invalid(format!("a grant must end within {most} seconds from now")));
         }
-        self.sandbox(team, id).await?;
         let (money, prices) = match purse {
             Purse::New(most) => {
                 let new = self.new_budget(team, most, true)?;
