@@ -29,7 +29,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-const MOST: u64 = 20_000;
+const MOST: u64 = 60_000;
 
 const TABLE: &str = "[large]\nprovider = \"one\"\n\
     price = { input = 1_000_000, output = 2_000_000, max_input = 100_000, max_output = 4000 }\n";
