@@ -22,8 +22,9 @@ import pytest
 from e2b import CommandExitException, Sandbox
 from faults import configured
 from gateway import CANARY, config_of, env, grant
+from runs import Runs
 from support import ROOT
-from upstream import Asked, Turn, Upstream, Use
+from upstream import Asked, Turn, Upstream, Usage, Use
 
 # Most of it is spent by a package registry, and by what is hundreds of megabytes.
 BUILD_WITHIN = 900
@@ -211,3 +212,89 @@ def test_the_versions_are_those_that_the_templates_name(agents):
         [version] = [line.removeprefix("version=") for line in setup.splitlines() if line.startswith("version=")]
         assert version in box.commands.run(f"{program} --version").stdout
         box.kill()
+
+
+# --- as runs ---------------------------------------------------------------------------------------------
+
+
+def begin(agents, name: str, **more) -> str:
+    body = {
+        "prompt": TASK,
+        "agent": name,
+        "template": AGENTS[name].template,
+        "model": "large",
+        "shell": True,
+        "timeout_seconds": 100,
+        "max_cost_micros": 2_000_000,
+    } | more
+    answer = Runs(agents).ask("POST", "", json=body)
+    assert answer.status_code == 202, answer.text
+    return answer.json()["id"]
+
+
+def artifact(agents, id: str, path: str) -> str:
+    answer = Runs(agents).ask("GET", f"/{id}/artifacts/{path}")
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_run_does_a_task_with_it(provider, agents, name):
+    provider.script(*answer(AGENTS[name].use))
+    id = begin(agents, name, checks=[{"command": "grep user proof.txt"}])
+    run, events = Runs(agents).end(id)
+    assert (run["status"], run["stop_reason"]) == ("completed", "end_turn"), (run, events)
+    assert artifact(agents, id, "proof.txt") == "user\n"
+    # Two calls, of 100 tokens and 20 each; what the computer cost is nothing here.
+    assert run["cost"]["charged_micros"] == 280, run["cost"]
+    assert CANARY not in json.dumps(events) and "sgm_" not in json.dumps(events)
+
+
+def test_a_repair_goes_on_with_what_was_said(provider, agents):
+    provider.asked.clear()
+    provider.script(
+        Turn("I made nothing."),
+        lambda asked: Turn(uses=(Use("write_file", {"path": "proof.txt", "content": json.dumps(asked.prompts())}),)),
+        lambda asked: Turn(
+            "Now it is there; before, " + ("I made" if "I made nothing." in asked.raw.decode() else "?")
+        ),
+    )
+    id = begin(agents, "builtin", checks=[{"command": "test -e proof.txt || { echo there is no proof; exit 3; }"}])
+    run, events = Runs(agents).end(id)
+    assert (run["status"], run["turns"]) == ("completed", 2), (run, events)
+    first, second = json.loads(artifact(agents, id, "proof.txt"))
+    assert first == TASK and "there is no proof" in second
+    said = [event["data"]["text"] for event in events if event["type"] == "worker.message"]
+    assert said == ["I made nothing.", "Now it is there; before, I made"]
+    # What the worker keeps is none of what the run leaves.
+    listed = Runs(agents).ask("GET", f"/{id}/artifacts").json()
+    assert [one["path"] for one in listed] == ["proof.txt"]
+
+
+def test_the_sample_of_the_demo_is_a_run(provider, agents):
+    primes = "print([n for n in range(2, 50) if all(n % d for d in range(2, n))])"
+    provider.script(
+        Turn("I write it.", (Use("write_file", {"path": "primes.py", "content": primes}),)),
+        Turn(uses=(Use("shell", {"command": "python3 primes.py > primes.txt && whoami && pwd"}),)),
+        Turn(uses=(Use("shell", {"command": "curl -sS -m 5 https://example.com/"}),)),
+        lambda asked: Turn(uses=(Use("write_file", {"path": "proof.txt", "content": "\n".join(asked.results())}),)),
+        Turn("There they are. Nothing outside can be reached."),
+    )
+    id = begin(agents, "builtin", max_cost_micros=40_000, checks=[{"command": "grep -q 47 primes.txt"}])
+    run, events = Runs(agents).end(id)
+    assert run["status"] == "completed", (run, events)
+    proof = artifact(agents, id, "proof.txt").splitlines()
+    assert proof[1:3] == ["user", "/workspace/project"] and "curl:" in proof[4]
+    ended = [event["data"]["exit_code"] for event in events if event["type"] == "shell.exited"]
+    assert ended[0] == 0 and ended[1] not in (0, None)
+    assert 0 < run["cost"]["charged_micros"] <= 40_000
+
+
+def test_a_run_ends_with_its_money(provider, agents):
+    provider.always(Turn(uses=(Use("shell", {"command": "echo begun > begun.txt"}),), usage=Usage(20_000, 10_000)))
+    id = begin(agents, "builtin", max_cost_micros=40_000)
+    run, events = Runs(agents).end(id)
+    assert (run["status"], run["stop_reason"]) == ("failed", "budget_exhausted"), (run, events)
+    assert 30_000 < run["cost"]["charged_micros"] <= 40_000
+    # What was made before is there all the same.
+    assert artifact(agents, id, "begun.txt") == "begun\n"

@@ -13,6 +13,9 @@ use crate::control::GrantedModels;
 /// The worker that is part of every sandbox.
 const WORKER: &str = "/usr/lib/sandglass/guest";
 
+/// What the worker keeps for the next turn. It is beside the outputs, and ends with the sandbox.
+pub(super) const WORKER_FOLDER: &str = "/workspace/.worker";
+
 /// Runs what its second argument and those behind it say, with the file that is the first one as its standard input.
 const FED: &str = r#"exec "${@:2}" <"$1""#;
 
@@ -131,7 +134,7 @@ fn job(spec: &RunSpec, turn: &TurnOf<'_>) -> String {
         "folder": PROJECT,
         "tools": { "shell": spec.shell, "web": spec.web != sandglass_types::run::Web::Off },
         "turn": { "name": turn.name, "number": turn.number },
-        "history": null,
+        "history": format!("{WORKER_FOLDER}/history.json"),
         "seconds": turn.seconds,
     })
     .to_string()
@@ -237,6 +240,7 @@ mod tests {
         assert_eq!(job["dialect"], "responses");
         assert_eq!(job["tools"], json!({"shell": true, "web": false}));
         assert_eq!(job["turn"], json!({"name": "build", "number": 1}));
+        assert_eq!(job["history"], "/workspace/.worker/history.json");
     }
 
     #[test]

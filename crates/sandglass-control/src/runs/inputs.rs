@@ -4,12 +4,14 @@ use sandglass_store::SandboxRow;
 use sandglass_types::run::{FileMode, InputFile, PROJECT};
 use sandglass_types::{Error, ErrorKind};
 
+use super::agent::WORKER_FOLDER;
 use super::task::STEP;
 use crate::command::{Program, put_file, run};
 use crate::live::Live;
 
-/// Makes the folder, which belongs to who works in it.
-const PREPARE: &str = r#"mkdir -p /workspace && install -d -o "$1" -g "$(id -gn "$1")" "$2""#;
+/// Makes folders, which belong to who works in them.
+const PREPARE: &str =
+    r#"mkdir -p /workspace && user=$1 && shift && install -d -o "$user" -g "$(id -gn "$user")" "$@""#;
 
 /// Gives files their modes: pairs of both.
 const MODES: &str = r#"while [ $# -gt 0 ]; do chmod "$1" "$2" || exit 1; shift 2; done"#;
@@ -27,9 +29,9 @@ async fn as_root(live: &Live, row: &SandboxRow, script: &str, arguments: &[&str]
     Err(Error::new(ErrorKind::Conflict, message))
 }
 
-/// Makes the folder of the project.
+/// Makes the folder of the project, and the one beside it in which a worker keeps what the next turn needs.
 pub(super) async fn prepare(live: &Live, row: &SandboxRow, user: &str) -> Result<(), Error> {
-    as_root(live, row, PREPARE, &[user, PROJECT]).await
+    as_root(live, row, PREPARE, &[user, PROJECT, WORKER_FOLDER]).await
 }
 
 /// Writes the files of a turn. One that is read-only is root's; a file that was there is replaced.

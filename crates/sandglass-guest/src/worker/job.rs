@@ -114,7 +114,7 @@ impl Job {
             Some("it names no model")
         } else if !job.folder.is_absolute() || job.history.as_deref().is_some_and(Path::is_relative) {
             Some("its folder or its history is no absolute path")
-        } else if job.seconds == 0 || job.steps == 0 || job.max_output == 0 || job.window < 2 * job.max_output
+        } else if job.seconds == 0 || job.steps == 0 || job.max_output == 0 || job.window / 2 < job.max_output
         {
             Some("it leaves no time, no steps or no tokens")
         } else {
