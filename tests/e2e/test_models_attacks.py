@@ -282,6 +282,6 @@ while piece := answer.read(1 << 16):
     length += len(piece)
 print(length)
 """
-    assert int(granted.run(length, BODY=json.dumps(STREAM))) == len(event) * 4000
+    assert int(granted.run(length, BODY=json.dumps({**STREAM, "max_tokens": 64_000}))) == len(event) * 4000
     assert peak.rise() < 40
     assert settled(granted, 1)["calls"][0]["estimated"]

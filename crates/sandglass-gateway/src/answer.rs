@@ -37,8 +37,16 @@ impl std::error::Error for Cut {}
 pub(crate) enum Body {
     /// One that is there.
     Whole(Full<Bytes>),
-    /// One that comes piece by piece.
-    Pieces(mpsc::Receiver<Result<Bytes, Cut>>),
+    /// One that comes piece by piece. It is cut if nobody says that it is at its end.
+    Pieces(mpsc::Receiver<Piece>),
+}
+
+/// A piece of an answer.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    Data(Bytes),
+    /// Nothing follows, and nothing is missing.
+    End,
 }
 
 impl http_body::Body for Body {
@@ -53,9 +61,11 @@ impl http_body::Body for Body {
             Self::Whole(full) => Pin::new(full)
                 .poll_frame(context)
                 .map(|frame| frame.map(|frame| frame.map_err(|never: Infallible| match never {}))),
-            Self::Pieces(pieces) => {
-                pieces.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
-            }
+            Self::Pieces(pieces) => pieces.poll_recv(context).map(|piece| match piece {
+                Some(Piece::Data(bytes)) => Some(Ok(Frame::data(bytes))),
+                Some(Piece::End) => None,
+                None => Some(Err(Cut)),
+            }),
         }
     }
 
@@ -85,14 +95,43 @@ pub(crate) fn json(status: StatusCode, value: &Value) -> Answer {
     answer
 }
 
-/// No, in the words of a protocol.
-pub(crate) fn no(dialect: Dialect, why: Why, message: &str) -> Answer {
+/// No, in the words of a protocol. Where it was paid for, nobody is told to ask again.
+pub(crate) fn no(dialect: Dialect, why: Why, message: &str, paid: bool) -> Answer {
     let Refusal { status, body, retry } = refusal(dialect, why, message);
     let mut answer = json(status, &body);
     let headers = answer.headers_mut();
-    headers.insert(SHOULD_RETRY, HeaderValue::from_static(if retry { "true" } else { "false" }));
+    headers.insert(SHOULD_RETRY, HeaderValue::from_static(if retry && !paid { "true" } else { "false" }));
     if why == Why::Busy {
         headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_answer_ends_only_where_that_is_said() {
+        for (says, whole) in [(true, true), (false, false)] {
+            let (sender, pieces) = mpsc::channel(2);
+            sender.try_send(Piece::Data("a".into())).unwrap();
+            if says {
+                sender.try_send(Piece::End).unwrap();
+            }
+            drop(sender);
+            let read = Body::Pieces(pieces).collect().await;
+            assert_eq!(read.is_ok(), whole);
+        }
+    }
+
+    #[test]
+    fn what_was_paid_for_is_not_asked_again() {
+        for (paid, retry) in [(false, "true"), (true, "false")] {
+            let answer = no(Dialect::Chat, Why::Upstream, "gone", paid);
+            assert_eq!(answer.headers()[SHOULD_RETRY], retry);
+        }
+    }
 }

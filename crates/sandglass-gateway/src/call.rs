@@ -1,50 +1,57 @@
 //! One call, from the first look at it to its settlement.
 
+mod errors;
+mod owed;
+
 use std::pin::pin;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http::{HeaderMap, Response, StatusCode};
-use http_body_util::{BodyExt as _, Limited};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::{HeaderMap, Response};
 use hyper::body::Incoming;
+use sandglass_broker::redact::Redactor;
 use sandglass_models::Dialect;
 use sandglass_models::answer::Told;
-use sandglass_models::plan::{Care, Plan, Unaffordable, plan};
+use sandglass_models::plan::{Care, Facts, Plan, Unaffordable, plan};
 use sandglass_models::price::{Model, Price};
 use sandglass_models::refusal::Why;
 use sandglass_models::request::Call;
 use sandglass_models::token::TokenError;
-use sandglass_store::{BudgetRow, Charge, Reservation, Reserved};
+use sandglass_store::{BudgetRow, Reservation, Reserved};
 use sandglass_types::error::Chain;
-use sandglass_types::{BudgetId, CallId, Micros};
-use serde_json::Value;
+use sandglass_types::{CallId, Micros};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use crate::answer::{Answer, Body, no};
+use self::owed::Owed;
+use crate::answer::{Answer, Body, Piece, no};
 use crate::headers;
 use crate::inlet::Room;
 use crate::lanes::Turn;
 use crate::provider::Sent;
-use crate::relay::{Relay, WAITING};
+use crate::relay::{self, Relay, WAITING};
 use crate::serve::Inner;
-
-/// Longest answer of a provider that is passed on as a whole, in bytes: an error, or a count.
-const MAX_SHORT: usize = 64 << 10;
 
 /// How often money is set aside anew because others were faster, where nobody has to be waited for.
 const RACES: u32 = 16;
 
-/// The waits between tries to write down what a call came to, in milliseconds.
-const SETTLE_AGAIN: [u64; 6] = [0, 50, 200, 1000, 5000, 20_000];
-
 /// Why a call is not made.
 #[derive(Debug)]
-pub(crate) struct No(pub(crate) Why, pub(crate) String);
+pub(crate) struct No {
+    why: Why,
+    message: String,
+    /// Whether it may have cost all that was set aside.
+    paid: bool,
+}
 
 impl No {
     pub(crate) fn new(why: Why, message: impl Into<String>) -> Self {
-        Self(why, message.into())
+        Self { why, message: message.into(), paid: false }
+    }
+
+    /// As a client must hear it that would pay once more for asking again.
+    fn paid(self) -> Self {
+        Self { paid: true, ..self }
     }
 
     /// Something of this server's does not work.
@@ -67,7 +74,8 @@ impl From<TokenError> for No {
 /// A call that may be made, if there is money for it.
 pub(crate) struct Ready {
     pub(crate) call: Call,
-    pub(crate) budget: BudgetId,
+    /// Who pays.
+    pub(crate) row: BudgetRow,
     /// Its own name.
     pub(crate) name: String,
     pub(crate) model: Model,
@@ -75,6 +83,8 @@ pub(crate) struct Ready {
     pub(crate) headers: HeaderMap,
     /// Whether the client asked for a beta of Anthropic's, which is said in the path.
     pub(crate) beta: bool,
+    /// How long its body was, in bytes.
+    pub(crate) length: usize,
     /// The memory that it takes.
     pub(crate) room: Room,
 }
@@ -82,55 +92,82 @@ pub(crate) struct Ready {
 /// A call that money is set aside for.
 struct Held<'a> {
     inner: &'a Inner,
-    id: CallId,
+    turn: &'a Turn,
+    owed: Owed,
     plan: Plan,
     price: Price,
 }
 
+/// A call that has no answer.
+struct Failed {
+    no: No,
+    /// What it is charged by; `None` if its provider can't have begun with it.
+    told: Option<Told>,
+}
+
+impl Failed {
+    fn before(no: No) -> Self {
+        Self { no, told: None }
+    }
+}
+
 impl Inner {
     /// Makes a call, and tells the client once it is known what. This goes on when nobody listens any more.
-    pub(crate) async fn make(self: Arc<Self>, ready: Ready, turn: Turn, tell: oneshot::Sender<Answer>) {
+    pub(crate) async fn make(self: Arc<Self>, ready: Ready, turn: Turn, mut tell: oneshot::Sender<Answer>) {
         let dialect = ready.call.dialect();
-        let plan = match self.set_aside(&ready, &turn).await {
-            Ok((id, plan)) => Held { inner: &self, id, plan, price: ready.model.price },
+        let held = match self.set_aside(&ready, &turn, &mut tell).await {
+            Ok((owed, plan)) => Held { inner: &self, turn: &turn, owed, plan, price: ready.model.price },
             Err(no) => {
                 let _gone = tell.send(self.refuse(dialect, &no));
                 return;
             }
         };
         let _counted = self.totals.begin();
-        plan.make(ready, tell).await;
+        held.make(ready, tell).await;
         turn.lane.settled.notify_waiters();
     }
 
-    pub(crate) fn refuse(&self, dialect: Dialect, No(why, message): &No) -> Answer {
-        self.totals.refused(*why);
-        no(dialect, *why, message)
+    pub(crate) fn refuse(&self, dialect: Dialect, refused: &No) -> Answer {
+        self.totals.refused(refused.why);
+        no(dialect, refused.why, &refused.message, refused.paid)
     }
 
     /// Sets aside what a call can cost. The one statement of the store decides; what is looked at before only says how much to ask for.
-    async fn set_aside(&self, ready: &Ready, turn: &Turn) -> Result<(CallId, Plan), No> {
-        let until = Instant::now() + self.waits.turn;
+    async fn set_aside(
+        self: &Arc<Self>,
+        ready: &Ready,
+        turn: &Turn,
+        tell: &mut oneshot::Sender<Answer>,
+    ) -> Result<(Owed, Plan), No> {
+        let until = Instant::now() + self.waits.money;
         let mut races = 0;
         loop {
             // Before the look, so that no money that comes back in between is missed.
             let mut settled = pin!(turn.lane.settled.notified());
             settled.as_mut().enable();
-            let row = self.store.budget(&ready.budget).await.map_err(|error| No::ours(&error))?;
+            let row = self.store.budget(&ready.row.id).await.map_err(|error| No::ours(&error))?;
             let row = row.filter(|row| row.closed_at.is_none()).ok_or_else(closed)?;
             // What was exceeded once is not believed again.
             let care = if row.overrun > Micros::ZERO { Care::Wary } else { Care::Usual };
-            let planned = plan(ready.call.facts(), &ready.model.price, care, row.left(), self.limits.output);
-            match planned {
+            let with = |left| plan(ready.call.facts(), &ready.model.price, care, left, self.limits.output);
+            match with(row.left()) {
                 Ok(plan) => match self.reserve(ready, &row, plan).await? {
-                    Some(id) => return Ok((id, plan)),
+                    Some(owed) => return Ok((owed, plan)),
                     None if races < RACES => races += 1,
                     None => return Err(No::new(Why::Busy, "others are faster to spend this budget")),
                 },
                 Err(unaffordable @ Unaffordable::Budget { .. }) => {
-                    // What others have set aside may come back.
-                    if row.reserved == Micros::ZERO || timeout_at(until, settled).await.is_err() {
+                    // What others have set aside may come back, nearly all of it. Only if that would not do either, this is the end.
+                    if with(row.most.without(row.charged)).is_err() {
                         return Err(No::new(Why::Budget, unaffordable.to_string()));
+                    }
+                    let waited = tokio::select! {
+                        waited = timeout_at(until, settled) => waited.is_ok(),
+                        () = tell.closed() => false,
+                    };
+                    if !waited {
+                        let message = format!("{unaffordable}; other calls have set aside the rest for now");
+                        return Err(No::new(Why::Busy, message));
                     }
                 }
                 Err(other) => return Err(No::new(Why::Request, other.to_string())),
@@ -138,83 +175,35 @@ impl Inner {
         }
     }
 
-    /// What the client hears of a provider's error: its own words if they are of the protocol, without what is nobody's business.
-    async fn provider_error(
-        &self,
-        dialect: Dialect,
-        provider: &str,
-        status: StatusCode,
-        headers: &HeaderMap,
-        body: Incoming,
-    ) -> Answer {
-        tracing::info!(provider, %status, "a provider refused a call");
-        if [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&status) {
-            tracing::error!(provider, %status, "a provider does not take this server's key, or does not let it do this");
-            return self.refuse(
-                dialect,
-                &No::new(Why::Upstream, "the model's provider does not let this server call it"),
-            );
-        }
-        let said = self.read_short(provider, body).await;
-        let error = said.filter(|said: &Value| said.get("error").is_some_and(Value::is_object));
-        let mut answer = match error {
-            Some(said) if status.is_client_error() || status.is_server_error() => {
-                crate::answer::json(status, &said)
-            }
-            _ => {
-                let message = format!("the model's provider answered {}", status.as_u16());
-                self.refuse(dialect, &No::new(Why::Upstream, message))
-            }
-        };
-        let mut passed = headers::into(headers);
-        passed.remove(http::header::CONTENT_TYPE);
-        answer.headers_mut().extend(passed);
-        answer
-    }
-
-    /// A short answer in JSON, without the provider's key.
-    async fn read_short(&self, provider: &str, body: Incoming) -> Option<Value> {
-        let read = tokio::time::timeout(self.waits.body, Limited::new(body, MAX_SHORT).collect()).await;
-        let said = String::from_utf8(read.ok()?.ok()?.to_bytes().into()).ok()?;
-        serde_json::from_str(&self.upstream.redact(provider, &said)).ok()
-    }
-
-    /// Asks a provider how long a call would be.
-    pub(crate) async fn pass_count(&self, sent: Sent<'_>) -> Result<Answer, No> {
-        let provider = sent.provider;
-        let answer = tokio::time::timeout(self.waits.body, self.upstream.send(sent)).await;
-        let Ok(Ok(answer)) = answer else {
-            return Err(No::new(Why::Upstream, "the model's provider does not answer"));
-        };
-        let (head, body) = answer.into_parts();
-        if !head.status.is_success() {
-            return Ok(self
-                .provider_error(Dialect::Messages, provider, head.status, &head.headers, body)
-                .await);
-        }
-        let said = self.read_short(provider, body).await;
-        let said = said.ok_or_else(|| No::new(Why::Upstream, "the provider's answer can't be read"))?;
-        Ok(crate::answer::json(head.status, &said))
-    }
-
     /// `None` if somebody else was faster.
-    async fn reserve(&self, ready: &Ready, row: &BudgetRow, plan: Plan) -> Result<Option<CallId>, No> {
+    async fn reserve(
+        self: &Arc<Self>,
+        ready: &Ready,
+        row: &BudgetRow,
+        plan: Plan,
+    ) -> Result<Option<Owed>, No> {
         sandglass_failpoint::hit_async("gateway.call.reserve").await.map_err(|error| No::ours(&error))?;
         let wanted = Reservation {
             call: CallId::random(),
-            budget: ready.budget.clone(),
+            budget: row.id.clone(),
             model: ready.name.clone(),
             amount: plan.reserved,
             at: self.clock.now(),
             caps: self.caps(row.team).await.map_err(|error| No::ours(&error))?,
         };
+        // Also if it is not known what became of it: then there is nothing to be paid, and it must not stay set aside.
+        let owed = Owed::of(Arc::clone(self), wanted.call);
         match self.store.reserve(&wanted).await.map_err(|error| No::ours(&error))? {
-            Reserved::Held => Ok(Some(wanted.call)),
-            Reserved::Budget(_) => Ok(None),
+            Reserved::Held => return Ok(Some(owed.all_of(plan.reserved))),
+            Reserved::Budget(_) => {
+                owed.never();
+                return Ok(None);
+            }
             Reserved::Closed => Err(closed()),
             Reserved::Day => Err(No::new(Why::Budget, "the team may spend no more today")),
             Reserved::Month => Err(No::new(Why::Budget, "the team may spend no more this month")),
         }
+        .inspect_err(|_| owed.never())
     }
 }
 
@@ -228,18 +217,17 @@ impl Held<'_> {
         let (dialect, streamed, wants_usage) =
             (ready.call.dialect(), ready.call.is_streamed(), ready.call.wants_usage());
         let facts = *ready.call.facts();
-        let provider = ready.model.provider.clone();
+        let (provider, team, length) = (ready.model.provider.clone(), ready.row.team, ready.length);
         let stripped = ready.call.stripped();
         if !stripped.is_empty() {
-            tracing::debug!(call = %self.id, ?stripped, "tools that the provider would run are left out");
+            tracing::debug!(call = %self.owed.call(), ?stripped, "tools that the provider would run are left out");
         }
         let answer = match self.send(ready).await {
             Ok(answer) => answer,
-            Err((no, began)) => {
-                if began {
-                    self.settle(&facts, &Told::default()).await;
-                } else {
-                    self.release().await;
+            Err(Failed { no, told }) => {
+                match told {
+                    Some(told) => self.settle(&facts, &told).await,
+                    None => self.release().await,
                 }
                 let _gone = tell.send(inner.refuse(dialect, &no));
                 return;
@@ -247,15 +235,17 @@ impl Held<'_> {
         };
         let (head, body) = answer.into_parts();
         if !head.status.is_success() {
-            let said = inner.provider_error(dialect, &provider, head.status, &head.headers, body).await;
+            inner.lanes.in_vain(&self.turn.lane);
+            // Before its words are read, which a provider may take its time with.
             self.release().await;
+            let said = inner.provider_error(dialect, &provider, head.status, &head.headers, body).await;
             let _gone = tell.send(said);
             return;
         }
-        if head.headers.contains_key(http::header::CONTENT_ENCODING) {
+        if head.headers.contains_key(CONTENT_ENCODING) {
             // It was asked not to: what it says can't be read, so all that it can have cost is charged.
             self.settle(&facts, &Told::default()).await;
-            let no = No::new(Why::Upstream, "the provider's answer can't be read");
+            let no = No::new(Why::Upstream, "the provider's answer can't be read").paid();
             let _gone = tell.send(inner.refuse(dialect, &no));
             return;
         }
@@ -265,100 +255,107 @@ impl Held<'_> {
         *response.headers_mut() = headers::into(&head.headers);
         // Whether anybody hears it or not.
         let _gone = tell.send(response);
-        let relay = Relay { waits: &inner.waits, stop: &inner.stop, client: &client };
-        let heard = relay.carry(body, dialect, streamed, wants_usage).await;
+        let relay = Relay {
+            waits: &inner.waits,
+            stop: &inner.stop,
+            redactor: Redactor::new(inner.upstream.search(&provider)),
+            inlet: &inner.inlet,
+            room: inner.answers.nothing(team),
+            most: relay::most(dialect, length, self.plan.output),
+        };
+        // Some answer as a whole what was asked for piece by piece.
+        let streamed = streamed && !is_json(&head.headers);
+        let heard = relay.carry(body, client, dialect, streamed, wants_usage).await;
         // Before the client hears the end: its next call finds the money that came back.
         self.settle(&facts, &heard.told).await;
-        let rest = heard.rest.map(Bytes::from);
-        if rest.as_ref().map_or(true, |rest| !rest.is_empty()) {
-            let _gone = tokio::time::timeout(inner.waits.client, client.send(rest)).await;
-        }
+        let Some((client, rest)) = heard.rest else { return };
+        let end = async {
+            if !rest.is_empty() {
+                let _gone = client.send(Piece::Data(rest)).await;
+            }
+            client.send(Piece::End).await
+        };
+        let _gone = tokio::time::timeout(inner.waits.client, end).await;
     }
 
-    /// Sends it. An error says whether the provider may have begun with it.
-    async fn send(&self, ready: Ready) -> Result<Response<Incoming>, (No, bool)> {
+    /// Sends it.
+    async fn send(&self, ready: Ready) -> Result<Response<Incoming>, Failed> {
         let inner = self.inner;
-        let Ready { call, model, name, headers, beta, mut room, .. } = ready;
-        let (dialect, streamed) = (call.dialect(), call.is_streamed());
-        let upstream = model.upstream.as_deref().unwrap_or(&name);
-        let body = call
-            .into_upstream(upstream, model.cap, self.plan.output)
-            .map_err(|error| (No::ours(&error), false))?;
+        let Ready { call, model, name, headers, beta, length, mut room, .. } = ready;
+        let (dialect, streamed, output) = (call.dialect(), call.is_streamed(), self.plan.output);
+        let Model { provider, upstream, cap, .. } = model;
+        let write = move || call.into_upstream(upstream.as_deref().unwrap_or(&name), cap, output);
+        let body = inner.inlet.work_on(length, write).await;
+        let body = body.ok_or_else(|| Failed::before(lost()))?;
+        let body = body.map_err(|error| Failed::before(No::ours(&error)))?;
         room.shrink_to(body.len());
         let path = dialect.path();
         let path = if beta { format!("{path}?beta=true") } else { path.to_owned() };
-        let sent = Sent { provider: &model.provider, dialect, path: &path, headers, streamed, body };
+        let sent = Sent { provider: &provider, dialect, path: &path, headers, streamed, body };
         sandglass_failpoint::hit_async("gateway.call.send")
             .await
-            .map_err(|error| (No::ours(&error), false))?;
+            .map_err(|error| Failed::before(No::ours(&error)))?;
         let answer = tokio::select! {
             answer = tokio::time::timeout(inner.waits.provider, inner.upstream.send(sent)) => answer,
             () = inner.stop.cancelled() => {
-                return Err((No::new(Why::Upstream, "the server is stopping"), true));
+                let no = No::new(Why::Upstream, "the server is stopping").paid();
+                return Err(Failed { no, told: Some(Told::default()) });
             }
         };
         match answer {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(None)) => Err((No::new(Why::Model, "this model's provider is not there any more"), false)),
+            Ok(Err(None)) => {
+                Err(Failed::before(No::new(Why::Model, "this model's provider is not there any more")))
+            }
             Ok(Err(Some(error))) => {
                 let began = !error.is_connect();
-                tracing::warn!(provider = model.provider, error = %Chain(&error), began, "a provider gave no answer");
-                Err((No::new(Why::Upstream, "the model's provider does not answer"), began))
+                tracing::warn!(provider, error = %Chain(&error), began, "a provider gave no answer");
+                let no = No::new(Why::Upstream, "the model's provider does not answer");
+                Err(match (began, streamed) {
+                    (false, _) => Failed::before(no),
+                    // What is written piece by piece begins before its first word, and of this there was not even a beginning.
+                    (true, true) => Failed { no, told: Some(Told::unheard(true, 0)) },
+                    // It may have been written to its end, of which nothing arrived.
+                    (true, false) => Failed { no: no.paid(), told: Some(Told::default()) },
+                })
             }
-            Err(_) => Err((No::new(Why::Upstream, "the model's provider took too long"), true)),
+            Err(_) => {
+                let no = No::new(Why::Upstream, "the model's provider took too long").paid();
+                Err(Failed { no, told: Some(Told::default()) })
+            }
         }
     }
 
     /// Gives back all that was set aside.
-    async fn release(&self) {
+    async fn release(self) {
         self.inner.totals.released();
-        self.charge(Micros::ZERO, false, None).await;
+        self.owed.pay(Micros::ZERO, false, None).await;
     }
 
     /// Charges what it came to.
-    async fn settle(&self, facts: &sandglass_models::plan::Facts, told: &Told) {
+    async fn settle(self, facts: &Facts, told: &Told) {
         let settlement = told.settle(facts, &self.plan, &self.price);
         self.inner.totals.settled(&settlement, told.usage.as_ref());
         if settlement.overrun > Micros::ZERO {
             tracing::error!(
-                call = %self.id, reserved = %self.plan.reserved, overrun = %settlement.overrun,
+                call = %self.owed.call(), reserved = %self.plan.reserved, overrun = %settlement.overrun,
                 "a provider billed more than a call could cost: the operator pays the rest"
             );
         }
         if told.beyond {
             tracing::error!(
-                call = %self.id,
+                call = %self.owed.call(),
                 "a provider says that a call used something that no price is for: the operator pays it"
             );
         }
         let usage = told.usage.and_then(|usage| serde_json::to_string(&usage).ok());
-        self.charge(settlement.charged.and(settlement.overrun), settlement.estimated, usage).await;
+        self.owed.pay(settlement.charged.and(settlement.overrun), settlement.estimated, usage).await;
     }
+}
 
-    async fn charge(&self, cost: Micros, estimated: bool, usage: Option<String>) {
-        for wait in SETTLE_AGAIN {
-            tokio::time::sleep(std::time::Duration::from_millis(wait)).await;
-            let charge =
-                Charge { call: self.id, cost, estimated, usage: usage.clone(), at: self.inner.clock.now() };
-            let charged = async {
-                sandglass_failpoint::hit_async("gateway.call.charge")
-                    .await
-                    .map_err(|error| error.to_string())?;
-                self.inner.store.charge(&charge).await.map_err(|error| Chain(&error).to_string())
-            };
-            match charged.await {
-                Ok(true) => return,
-                Ok(false) => {
-                    tracing::info!(call = %self.id, "a call's budget was closed before its end, and paid what was set aside");
-                    return;
-                }
-                Err(error) => {
-                    tracing::error!(call = %self.id, error, "what a call came to can't be written down");
-                }
-            }
-        }
-        // It stays set aside, and is charged as a whole when its budget is closed or the server starts anew.
-    }
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).map(http::HeaderValue::as_bytes).unwrap_or_default();
+    kind.get(..16).is_some_and(|kind| kind.eq_ignore_ascii_case(b"application/json"))
 }
 
 /// What a client hears where the task of its call is gone.

@@ -65,7 +65,7 @@ pub struct Limits {
     pub at_once: usize,
     /// Calls of one budget in a minute, and at once after a silence.
     pub per_minute: NonZeroU32,
-    /// Calls of all budgets at a time, those included that are heard to their end without their client.
+    /// Calls of all budgets at a time, those included that are heard to their end without their client. One team may make half of them.
     pub together: usize,
 }
 
@@ -81,8 +81,10 @@ pub struct Caps {
 /// How long is waited.
 #[derive(Debug, Clone, Copy)]
 pub struct Waits {
-    /// For a call's turn, or for money that others have set aside.
+    /// For a call's turn.
     pub turn: Duration,
+    /// For money that other calls of the budget have set aside, most of which comes back when they end.
+    pub money: Duration,
     /// For the body of a call.
     pub body: Duration,
     /// For a provider to take a connection.
@@ -93,12 +95,14 @@ pub struct Waits {
     pub drain: Duration,
     /// For a client to take more of its answer.
     pub client: Duration,
+    /// For all of an answer, however steadily it comes and is taken.
+    pub call: Duration,
 }
 
 impl Default for Waits {
     fn default() -> Self {
-        let [turn, body, connect, provider, drain, client] =
-            [2, 30, 10, 600, 300, 60].map(Duration::from_secs);
-        Self { turn, body, connect, provider, drain, client }
+        let [turn, money, body, connect, provider, drain, client, call] =
+            [2, 30, 30, 10, 600, 300, 60, 3600].map(Duration::from_secs);
+        Self { turn, money, body, connect, provider, drain, client, call }
     }
 }

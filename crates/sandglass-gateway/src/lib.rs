@@ -15,10 +15,13 @@ pub mod config;
 mod headers;
 mod inlet;
 mod lanes;
+mod patient;
+mod pool;
 mod provider;
 mod relay;
 mod route;
 mod serve;
+mod shape;
 mod tables;
 
 pub use config::{Config, Key, Limits, Provider, Waits};

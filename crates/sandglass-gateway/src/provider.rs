@@ -19,6 +19,8 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::client::legacy::{Client, Error};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use sandglass_broker::Secret;
+use sandglass_broker::redact::Search;
 use sandglass_egress::resolver::Resolve;
 use sandglass_models::Dialect;
 use sandglass_types::net::Hostname;
@@ -56,6 +58,8 @@ pub enum BadProvider {
 pub(crate) struct Upstream {
     client: Client<HttpsConnector<HttpConnector<Names>>, Full<Bytes>>,
     ways: BTreeMap<String, Way>,
+    /// Finds nothing.
+    nothing: Search,
 }
 
 impl fmt::Debug for Upstream {
@@ -71,6 +75,8 @@ struct Way {
     headers: HeaderMap,
     /// The header that carries the key if it is not that of the protocol, and the key.
     key: Option<(Option<HeaderName>, String)>,
+    /// Finds the key, unless it is so short that it would be found by accident.
+    search: Search,
 }
 
 /// What is sent.
@@ -113,7 +119,7 @@ impl Upstream {
             .build(https);
         let ways =
             config.providers.iter().map(|(name, provider)| Ok((name.clone(), Way::new(name, provider)?)));
-        Ok(Self { client, ways: ways.collect::<Result<_, BadProvider>>()? })
+        Ok(Self { client, ways: ways.collect::<Result<_, BadProvider>>()?, nothing: Search::of([]) })
     }
 
     /// Whether a provider speaks a protocol; `None` if there is no such provider.
@@ -130,12 +136,9 @@ impl Upstream {
         self.client.request(request).await.map_err(Some)
     }
 
-    /// Takes the key of a provider out of what it sent.
-    pub(crate) fn redact(&self, provider: &str, text: &str) -> String {
-        match self.ways.get(provider).and_then(|way| way.key.as_ref()) {
-            Some((_, key)) if text.contains(key.as_str()) => text.replace(key.as_str(), "[redacted]"),
-            _ => text.to_owned(),
-        }
+    /// Finds the key of a provider in what it sends.
+    pub(crate) fn search(&self, provider: &str) -> &Search {
+        self.ways.get(provider).map_or(&self.nothing, |way| &way.search)
     }
 }
 
@@ -162,7 +165,9 @@ impl Way {
         {
             return Err(BadProvider::Key(name.to_owned()));
         }
+        let secret = key.as_ref().and_then(|(_, key)| key.parse::<Secret>().ok());
         Ok(Self {
+            search: Search::of(&secret),
             base: uri.to_string().trim_end_matches('/').to_owned(),
             dialects: dialects.clone(),
             headers: headers.iter().cloned().collect(),

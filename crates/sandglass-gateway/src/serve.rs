@@ -1,7 +1,8 @@
 //! Connections out of sandboxes, and what is asked on them.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::{Request, StatusCode};
@@ -11,7 +12,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use sandglass_egress::proxy::Caller;
 use sandglass_models::Dialect;
-use sandglass_models::price::Prices;
+use sandglass_models::price::{Model, Prices};
 use sandglass_models::refusal::Why;
 use sandglass_models::request::Call;
 use sandglass_models::token::{Claims, Signer};
@@ -28,8 +29,10 @@ use crate::answer::{self, Answer};
 use crate::call::{No, Ready, lost};
 use crate::config::{Caps, Config, Limits, Waits};
 use crate::headers;
-use crate::inlet::{Inlet, NoBody};
-use crate::lanes::{Lanes, NoTurn};
+use crate::inlet::{Inlet, NoBody, Read};
+use crate::lanes::{Lane, Lanes, NoTurn};
+use crate::patient::Patient;
+use crate::pool::{Part, Pool};
 use crate::provider::{BadProvider, Sent, Upstream};
 use crate::route::{Route, route};
 use crate::tables::Tables;
@@ -40,6 +43,12 @@ const HEAD: Duration = Duration::from_secs(10);
 /// Most headers of a request, and the buffer for them, in bytes.
 const MAX_HEADERS: usize = 100;
 const MAX_BUF: usize = 64 << 10;
+
+/// Bytes of memory that answers may take together while they are heard.
+const ANSWERS: u64 = 512 << 20;
+
+/// Sandboxes whose teams are remembered.
+const KNOWN: usize = 4096;
 
 /// Makes the calls of sandboxes. Clones share everything.
 #[derive(Debug, Clone)]
@@ -55,18 +64,31 @@ pub(crate) struct Inner {
     pub(crate) totals: Arc<Totals>,
     /// Fires when this server ends.
     pub(crate) stop: CancellationToken,
+    pub(crate) lanes: Lanes,
+    pub(crate) inlet: Inlet,
+    /// Memory for answers.
+    pub(crate) answers: Arc<Pool>,
+    pub(crate) tasks: TaskTracker,
     signer: Signer,
     caps: Caps,
-    lanes: Lanes,
-    inlet: Inlet,
+    /// Places for connections.
+    connections: Arc<Pool>,
+    /// The teams of sandboxes, which they keep.
+    teams: Mutex<HashMap<SandboxId, TeamId>>,
     tables: Tables,
-    tasks: TaskTracker,
 }
 
 /// Who asks, as its token says, and whose money it is.
 struct Asker {
     claims: Claims,
     row: BudgetRow,
+    lane: Arc<Lane>,
+}
+
+/// A model, and what it is called here.
+struct Priced {
+    name: String,
+    model: Model,
 }
 
 impl Gateway {
@@ -94,8 +116,11 @@ impl Gateway {
             caps: config.caps,
             lanes: Lanes::new(config.limits),
             inlet: Inlet::new(),
-            tables: Tables::default(),
+            answers: Pool::new(ANSWERS),
             tasks,
+            connections: Pool::new(u64::try_from(config.limits.together).unwrap_or(u64::MAX)),
+            teams: Mutex::default(),
+            tables: Tables::default(),
         })))
     }
 
@@ -111,23 +136,52 @@ impl Gateway {
 
 impl Inner {
     async fn connection(self: Arc<Self>, Caller { sandbox, stream, place }: Caller) {
+        let Some(_taken) = self.share(&sandbox).await else {
+            tracing::debug!(%sandbox, "its team has its share of connections for models, or it may call none");
+            return;
+        };
         let sandbox = Arc::new(sandbox);
         let service = service_fn(|request| {
             let (inner, sandbox) = (Arc::clone(&self), Arc::clone(&sandbox));
             async move { Ok::<_, Infallible>(inner.answer(&sandbox, request).await) }
         });
+        let waits = &self.waits;
         let served = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD)
             .keep_alive(false)
             .max_headers(MAX_HEADERS)
             .max_buf_size(MAX_BUF)
-            .serve_connection(TokioIo::new(stream), service)
-            .await;
-        if let Err(error) = served {
-            tracing::debug!(%sandbox, %error, "a connection for models failed");
+            .serve_connection(TokioIo::new(Patient::new(stream, waits.client)), service);
+        // All that one request may take. Whoever takes their answer a byte at a time does not have their place for ever.
+        let most =
+            HEAD + waits.body + waits.turn * 3 + waits.money + waits.provider + waits.call + waits.client;
+        match tokio::time::timeout(most, served).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%sandbox, %error, "a connection for models failed"),
+            Err(_) => tracing::debug!(%sandbox, "a connection for models took too long"),
         }
         drop(place);
+    }
+
+    /// A place of a sandbox's team, if it has one left.
+    async fn share(&self, sandbox: &SandboxId) -> Option<Part> {
+        let known = || self.teams.lock().unwrap_or_else(PoisonError::into_inner);
+        let team = known().get(sandbox).copied();
+        let team = match team {
+            Some(team) => team,
+            None => {
+                let found = self.store.spender(sandbox).await;
+                let (_, row) = found.inspect_err(|error| drop(unreadable(error))).ok()??;
+                let mut known = known();
+                if known.len() >= KNOWN {
+                    known.clear();
+                }
+                known.insert(sandbox.clone(), row.team);
+                row.team
+            }
+        };
+        self.connections.take(team, 1)
     }
 
     async fn answer(self: Arc<Self>, sandbox: &SandboxId, request: Request<Incoming>) -> Answer {
@@ -156,14 +210,18 @@ impl Inner {
         let token = headers::token(headers).ok_or_else(|| {
             No::new(Why::Token, "send the sandbox's token, as x-api-key or as a bearer token")
         })?;
+        // Whoever has no token of this server's costs no look into the store, and whoever has one costs few.
+        let opened = self.signer.open(token, self.clock.now())?;
+        self.lanes.knock(sandbox)?;
         let found = self.store.spender(sandbox).await.map_err(|error| unreadable(&error))?;
         let none = || No::new(Why::Token, "this sandbox may call no models");
         let (grant, row) = found.ok_or_else(none)?;
-        let claims = self.signer.open(token, &grant.origin, self.clock.now())?;
+        let claims = opened.of(&grant.origin)?;
         if claims.budget != grant.budget || row.closed_at.is_some() {
             return Err(No::new(Why::Token, "this token's budget is closed"));
         }
-        Ok(Asker { claims, row })
+        let lane = self.lanes.pass(&row.id)?;
+        Ok(Asker { claims, row, lane })
     }
 
     async fn prices(&self, row: &BudgetRow) -> Result<Arc<Prices>, No> {
@@ -178,15 +236,41 @@ impl Inner {
         request: Request<Incoming>,
     ) -> Result<Answer, No> {
         let (head, body) = request.into_parts();
-        let Asker { claims, row } = self.asker(sandbox, &head.headers).await?;
-        let turn = self.lanes.enter(&row.id, self.waits.turn).await?;
-        let read = self.inlet.read(&head.headers, body, self.waits.body).await?;
-        let call =
-            Call::parse(dialect, &read.bytes).map_err(|error| No::new(Why::Request, error.to_string()))?;
-        drop(read.bytes);
-        let prices = self.prices(&row).await?;
-        let (name, model) = prices.model(call.model()).ok_or_else(|| unknown(call.model()))?;
-        claims.allow(dialect, name)?;
+        let asker = self.asker(sandbox, &head.headers).await?;
+        let (read, priced) = self.read(&asker, dialect, &head.headers, body).await?;
+        let Asker { row, lane, .. } = asker;
+        // Not before the body is there: who sends it slowly has nobody's place.
+        let turn = self.lanes.enter(lane, row.team, self.waits.turn).await?;
+        let ready = Ready {
+            call: read.what,
+            row,
+            name: priced.name,
+            model: priced.model,
+            headers: headers::out(&head.headers),
+            beta: dialect == Dialect::Messages && head.uri.query() == Some("beta=true"),
+            length: read.length,
+            room: read.room,
+        };
+        let (tell, told) = oneshot::channel();
+        self.tasks.spawn(Arc::clone(&self).make(ready, turn, tell));
+        told.await.map_err(|_| lost())
+    }
+
+    /// Reads a call, and finds its model: one that the asker may use in this protocol.
+    async fn read(
+        &self,
+        asker: &Asker,
+        dialect: Dialect,
+        headers: &http::HeaderMap,
+        body: Incoming,
+    ) -> Result<(Read<Call>, Priced), No> {
+        let parse = move |bytes: &[u8]| Call::parse(dialect, bytes);
+        let read = self.inlet.read(asker.row.team, headers, body, self.waits.body, parse).await?;
+        self.lanes.weigh(&asker.lane, read.length)?;
+        let prices = self.prices(&asker.row).await?;
+        let called = read.what.model();
+        let (name, model) = prices.model(called).ok_or_else(|| unknown(called))?;
+        asker.claims.allow(dialect, name)?;
         match self.upstream.speaks(&model.provider, dialect) {
             Some(true) => {}
             Some(false) => {
@@ -195,42 +279,34 @@ impl Inner {
             }
             None => return Err(No::new(Why::Model, format!("the provider of {name} is not there any more"))),
         }
-        let ready = Ready {
-            call,
-            budget: row.id,
-            name: name.to_owned(),
-            model: model.clone(),
-            headers: headers::out(&head.headers),
-            beta: dialect == Dialect::Messages && head.uri.query() == Some("beta=true"),
-            room: read.room,
-        };
-        let (tell, told) = oneshot::channel();
-        self.tasks.spawn(Arc::clone(&self).make(ready, turn, tell));
-        told.await.map_err(|_| lost())
+        let priced = Priced { name: name.to_owned(), model: model.clone() };
+        Ok((read, priced))
     }
 
     /// How long a call would be. It costs nothing, so nothing is set aside.
     async fn count(&self, sandbox: &SandboxId, request: Request<Incoming>) -> Result<Answer, No> {
         let (head, body) = request.into_parts();
-        let Asker { claims, row } = self.asker(sandbox, &head.headers).await?;
-        let _turn = self.lanes.enter(&row.id, self.waits.turn).await?;
-        let read = self.inlet.read(&head.headers, body, self.waits.body).await?;
-        let call = Call::parse(Dialect::Messages, &read.bytes)
-            .map_err(|error| No::new(Why::Request, error.to_string()))?;
-        let prices = self.prices(&row).await?;
-        let (name, model) = prices.model(call.model()).ok_or_else(|| unknown(call.model()))?;
-        claims.allow(Dialect::Messages, name)?;
-        let upstream = model.upstream.as_deref().unwrap_or(name);
-        let body = call.into_count(upstream).map_err(|error| No::new(Why::Request, error.to_string()))?;
+        let asker = self.asker(sandbox, &head.headers).await?;
+        let (read, priced) = self.read(&asker, Dialect::Messages, &head.headers, body).await?;
+        let Asker { row, lane, .. } = asker;
+        let _turn = self.lanes.enter(lane, row.team, self.waits.turn).await?;
+        let Priced { name, model } = priced;
+        let Read { what: call, length, room } = read;
+        let Model { provider, upstream, .. } = model;
+        let write = move || call.into_count(upstream.as_deref().unwrap_or(&name));
+        let body = self.inlet.work_on(length, write).await.ok_or_else(lost)?;
+        let body = body.map_err(|error| No::new(Why::Request, error.to_string()))?;
         let sent = Sent {
-            provider: &model.provider,
+            provider: &provider,
             dialect: Dialect::Messages,
             path: "/v1/messages/count_tokens",
             headers: headers::out(&head.headers),
             streamed: false,
             body,
         };
-        self.pass_count(sent).await
+        let passed = self.pass_count(sent).await;
+        drop(room);
+        passed
     }
 
     /// Models that the token may use, with their own names.
@@ -239,8 +315,7 @@ impl Inner {
         sandbox: &SandboxId,
         headers: &http::HeaderMap,
     ) -> Result<Vec<(String, String)>, No> {
-        let Asker { claims, row } = self.asker(sandbox, headers).await?;
-        self.lanes.pass(&row.id)?;
+        let Asker { claims, row, .. } = self.asker(sandbox, headers).await?;
         let prices = self.prices(&row).await?;
         let usable = prices.models().filter(|(name, _)| claims.models.iter().any(|model| model == name));
         Ok(usable.map(|(name, model)| (name.to_owned(), model.provider.clone())).collect())

@@ -48,10 +48,10 @@ async fn a_grant_is_for_one_sandbox_and_ends_with_it() {
     assert!(finds_models(&server, &id).await && !finds_models(&server, &other).await);
     let signer = Signer::new(SIGNING);
     let now = world.clock.now();
-    let claims = signer.open(&granted.token, &id, now).unwrap();
+    let claims = signer.open(&granted.token, now).unwrap().of(&id).unwrap();
     assert_eq!((&claims.budget, claims.allow(Dialect::Chat, "large")), (&granted.budget, Ok(())));
     assert_eq!(claims.allow(Dialect::Messages, "large"), Err(TokenError::Dialect));
-    assert_eq!(signer.open(&granted.token, &other, now), Err(TokenError::Elsewhere));
+    assert_eq!(signer.open(&granted.token, now).unwrap().of(&other), Err(TokenError::Elsewhere));
     // One open budget at a time.
     assert_eq!(kind(grant(&world, &server, &id, Purse::New(Micros(1)), HOUR).await), ErrorKind::Conflict);
     // What makes no sense makes no budget.
