@@ -104,7 +104,7 @@ pub trait Store: RunStore + Send + Sync + std::fmt::Debug {
     /// All teams, oldest first, revoked ones included.
     async fn teams(&self) -> Result<Vec<Team>, StoreError>;
 
-    /// Ends a team: its keys are refused from now on. `false` if there is none or it was revoked before.
+    /// Ends a team: its keys are refused from now on, and its budgets are closed as by [`Store::close_budget`]. `false` if there is none or it was revoked before.
     async fn revoke_team(&self, team: TeamId, now: Timestamp) -> Result<bool, StoreError>;
 
     /// Adds a key to a team, which may have [`MAX_KEYS`] that work; only the digest of its secret is kept. The key

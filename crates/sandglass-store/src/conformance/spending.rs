@@ -160,6 +160,21 @@ pub async fn a_closed_budget_pays_for_nothing(store: Arc<dyn Store>) {
     assert_eq!(store.reserve(&wanted(&BudgetId::random(), 1)).await.unwrap(), Reserved::Closed);
 }
 
+/// Who revokes a team closes its budgets, which nobody else could, and those of no other.
+pub async fn a_revoked_team_spends_nothing(store: Arc<dyn Store>) {
+    let store = &*store;
+    let (one, other) = (team(store).await, store.create_team("other", at(0)).await.unwrap().id);
+    let (budget, theirs) = (opened(store, one, 100).await, opened(store, other, 100).await);
+    let call = wanted(&budget, 60);
+    assert_eq!(store.reserve(&call).await.unwrap(), Reserved::Held);
+    assert!(store.revoke_team(one, at(5)).await.unwrap());
+    assert_eq!(store.reserve(&wanted(&budget, 1)).await.unwrap(), Reserved::Closed);
+    let row = store.budget(&budget).await.unwrap().unwrap();
+    assert_eq!((row.closed_at, row.reserved, row.charged), (Some(at(5)), Micros::ZERO, Micros(60)));
+    assert!(!store.charge(&cost(call.call, 1)).await.unwrap());
+    assert_eq!(store.reserve(&wanted(&theirs, 1)).await.unwrap(), Reserved::Held);
+}
+
 /// What a dead server had under way is charged.
 pub async fn what_nobody_answers_for_is_charged(store: Arc<dyn Store>) {
     let store = &*store;

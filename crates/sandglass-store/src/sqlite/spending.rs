@@ -3,7 +3,7 @@
 //! What is set aside and settled survives the death of the server, but not a loss of power: a call takes longer than one. What a
 //! budget came to in the end survives that as well.
 
-use sandglass_types::{BudgetId, CallId, Micros, Timestamp};
+use sandglass_types::{BudgetId, CallId, Micros, TeamId, Timestamp};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteConnection};
 
@@ -108,14 +108,7 @@ impl SqliteStore {
         now: Timestamp,
     ) -> Result<Option<BudgetRow>, StoreError> {
         let mut change = self.write_durably().await?;
-        let held = held(&mut change, Some(id)).await?;
-        forfeit(&mut change, held, now).await?;
-        sqlx::query("UPDATE budgets SET closed_at = ?2 WHERE id = ?1 AND closed_at IS NULL")
-            .bind(id.as_str())
-            .bind(now.as_millis())
-            .execute(&mut *change)
-            .await
-            .map_err(database)?;
+        close(&mut change, id, now).await?;
         let row = budget(&mut change, id).await?;
         change.commit().await.map_err(database)?;
         Ok(row)
@@ -149,6 +142,36 @@ pub(super) async fn insert_new(connection: &mut SqliteConnection, new: &NewBudge
     .execute(connection)
     .await
     .map_err(|error| exists_or_database(error, "budget", new.id.as_str()))?;
+    Ok(())
+}
+
+/// Closes the budgets of a team: what they have under way is charged as it was set aside.
+pub(super) async fn close_all_of(
+    connection: &mut SqliteConnection,
+    team: TeamId,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    let open = "SELECT id FROM budgets WHERE team = ?1 AND closed_at IS NULL";
+    let open: Vec<String> = sqlx::query_scalar(open)
+        .bind(team.to_string())
+        .fetch_all(&mut *connection)
+        .await
+        .map_err(database)?;
+    for id in open {
+        close(connection, &rows::parse("budget", &id)?, now).await?;
+    }
+    Ok(())
+}
+
+async fn close(connection: &mut SqliteConnection, id: &BudgetId, now: Timestamp) -> Result<(), StoreError> {
+    let held = held(connection, Some(id)).await?;
+    forfeit(connection, held, now).await?;
+    sqlx::query("UPDATE budgets SET closed_at = ?2 WHERE id = ?1 AND closed_at IS NULL")
+        .bind(id.as_str())
+        .bind(now.as_millis())
+        .execute(connection)
+        .await
+        .map_err(database)?;
     Ok(())
 }
 

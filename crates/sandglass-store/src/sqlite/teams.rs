@@ -2,7 +2,7 @@
 
 use sandglass_types::{TeamId, Timestamp};
 
-use super::{SqliteStore, database, exists_or_database, rows};
+use super::{SqliteStore, database, exists_or_database, rows, spending};
 use crate::{StoreError, Team};
 
 impl SqliteStore {
@@ -29,15 +29,23 @@ impl SqliteStore {
     }
 
     pub(super) async fn end_team(&self, team: TeamId, now: Timestamp) -> Result<bool, StoreError> {
-        self.end(
-            "UPDATE teams SET revoked_at = ?1 WHERE id = ?2 AND revoked_at IS NULL",
-            team.to_string(),
-            now,
-        )
-        .await
+        let mut change = self.write_durably().await?;
+        let done = sqlx::query("UPDATE teams SET revoked_at = ?1 WHERE id = ?2 AND revoked_at IS NULL")
+            .bind(now.as_millis())
+            .bind(team.to_string())
+            .execute(&mut *change)
+            .await
+            .map_err(database)?
+            .rows_affected();
+        // Its sandboxes may run on for a while, and nobody is left who could close what they spend.
+        if done == 1 {
+            spending::close_all_of(&mut change, team, now).await?;
+        }
+        change.commit().await.map_err(database)?;
+        Ok(done == 1)
     }
 
-    /// Ends a team or a key, by a statement that has the time and the id.
+    /// Ends something by a statement that has the time and the id.
     pub(super) async fn end(
         &self,
         sql: &'static str,

@@ -134,9 +134,10 @@ impl Models {
             month: money("team_month_micros", file.team_month_micros)?,
         };
         let teams = file.teams.into_iter().map(|(name, own)| {
+            // What is not said of a team holds as for all.
             let caps = SpendCaps {
-                day: money(&format!("teams.{name}.day_micros"), own.day_micros)?,
-                month: money(&format!("teams.{name}.month_micros"), own.month_micros)?,
+                day: money(&format!("teams.{name}.day_micros"), own.day_micros)?.or(each.day),
+                month: money(&format!("teams.{name}.month_micros"), own.month_micros)?.or(each.month),
             };
             Ok((name, caps))
         });
@@ -235,7 +236,10 @@ price = { input = 4_000_000, output = 20_000_000, max_input = 200_000, max_outpu
         let models = resolve(&more).unwrap().unwrap();
         assert_eq!(models.limits.output, 5);
         assert_eq!(models.caps.each.day, Some(Micros(7)));
-        assert_eq!(models.caps.teams["acme"], SpendCaps { day: None, month: Some(Micros(9)) });
+        assert_eq!(models.caps.teams["acme"], SpendCaps { day: Some(Micros(7)), month: Some(Micros(9)) });
+        let more = format!("team_day_micros = 7\n{ONE}[teams.acme]\nday_micros = 9\n");
+        let models = resolve(&more).unwrap().unwrap();
+        assert_eq!(models.caps.teams["acme"], SpendCaps { day: Some(Micros(9)), month: None });
     }
 
     #[test]
