@@ -158,7 +158,7 @@ impl Inner {
                 },
                 Err(unaffordable @ Unaffordable::Budget { .. }) => {
                     // What others have set aside may come back, nearly all of it. Only if that would not do either, this is the end.
-                    if with(row.most.without(row.charged)).is_err() {
+                    if with(row.left().and(row.reserved)).is_err() {
                         return Err(No::new(Why::Budget, unaffordable.to_string()));
                     }
                     let waited = tokio::select! {

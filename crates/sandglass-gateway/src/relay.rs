@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
-use sandglass_broker::redact::Redactor;
+use sandglass_broker::redact::{Redactor, Search};
 use sandglass_models::Dialect;
 use sandglass_models::answer::{Stream, Told};
 use tokio::sync::mpsc;
@@ -25,10 +25,10 @@ pub(crate) const WAITING: usize = 4;
 /// The longest answer of images, in bytes, and the longest that came as a whole of which is read what was used.
 const LONGEST: u64 = 64 << 20;
 
-/// Bytes that an answer may have beside its tokens, and for each of them: one comes in an event of a few hundred bytes, and once more where
-/// the last event holds all of the answer.
+/// Bytes that an answer may have beside its tokens, and for each of them: one comes in an event of a few hundred bytes, with the twenty that
+/// it could have been instead if the client asks for them, and once more where the last event holds all of the answer.
 const AROUND: u64 = 256 << 10;
-const TOKEN: u64 = 2 << 10;
+const TOKEN: u64 = 8 << 10;
 
 /// How often an answer may hold its request: Responses send it with the first event, the second and the last.
 const ECHOES: u64 = 4;
@@ -142,7 +142,7 @@ pub(crate) struct Relay<'a> {
     /// Fires when this server ends.
     pub(crate) stop: &'a CancellationToken,
     /// Takes the provider's key out of what it sends.
-    pub(crate) redactor: Redactor<'a>,
+    pub(crate) redactor: Redactor<&'a Search>,
     /// Understands what is long.
     pub(crate) inlet: &'a Inlet,
     /// The memory that it may take.

@@ -62,7 +62,7 @@ macro_rules! store_conformance {
                 marks_are_kept_while_their_image_may_be_there;
             spending: what_is_set_aside_is_charged_once, an_overrun_is_not_the_budget_s, a_closed_budget_pays_for_nothing,
                 an_overrun_does_not_come_again, no_overrun_is_too_much_to_be_written_down, a_team_that_is_gone_spends_nothing,
-                what_nobody_answers_for_is_charged, a_revoked_team_spends_nothing, a_team_spends_so_much_in_a_day_and_a_month,
+                what_nobody_answers_for_is_charged, a_revoked_team_spends_nothing, the_last_calls_are_told, a_team_spends_so_much_in_a_day_and_a_month,
                 of_many_at_once_no_cent_is_spent_twice;
             grants: a_sandbox_spends_one_open_budget_of_its_team, a_budget_ends_with_the_last_who_may_spend_it,
                 prices_are_kept_as_they_were;

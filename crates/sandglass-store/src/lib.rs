@@ -14,10 +14,10 @@ pub mod sqlite;
 pub use model::{
     Admitted, ApiKey, Artifact, Assignment, AuditEntry, BudgetRow, CallRow, Charge, CommandDefaults, Compute,
     ConnectionRow, Created, Event, Finished, Granted, IdempotencyKey, Identity, ImageState, Kept, KeyDigest,
-    ListFilter, ListPage, MAX_CONNECTIONS, MAX_DETAIL, MAX_KEYS, MAX_SECRETS, MadeFrom, ModelGrant, Money,
-    NewBudget, NewRun, NewRunEvent, NewSandbox, NewSnapshot, NewVolume, Order, PageCursor, Purpose,
-    Reservation, Reserved, Resume, Resumed, RunAdmitted, RunChange, RunEventRow, RunFilter, RunPage, RunRow,
-    Sample, SandboxRow, SecretChange, SecretFilter, SecretKey, SecretPage, SecretRow, SnapshotFilter,
+    ListFilter, ListPage, MAX_CALLS, MAX_CONNECTIONS, MAX_DETAIL, MAX_KEYS, MAX_SECRETS, MadeFrom,
+    ModelGrant, Money, NewBudget, NewRun, NewRunEvent, NewSandbox, NewSnapshot, NewVolume, Order, PageCursor,
+    Purpose, Reservation, Reserved, Resume, Resumed, RunAdmitted, RunChange, RunEventRow, RunFilter, RunPage,
+    RunRow, Sample, SandboxRow, SecretChange, SecretFilter, SecretKey, SecretPage, SecretRow, SnapshotFilter,
     SnapshotKey, SnapshotName, SnapshotPage, SnapshotRow, Source, SpendCaps, StartPath, Started, Team,
     TeamSample, TemplateSpec, Transition, VolumeAdmitted, VolumeDeletion, VolumeQuota, VolumeRow,
     VolumeState, VolumeUses,
@@ -255,7 +255,7 @@ pub trait Store: RunStore + Send + Sync + std::fmt::Debug {
     /// Charges all calls that are under way as a whole: those of a server that has died. Returns how many.
     async fn forfeit_calls(&self, now: Timestamp) -> Result<u64, StoreError>;
 
-    /// The calls of a budget, oldest first.
+    /// The last [`MAX_CALLS`] calls of a budget, oldest first.
     async fn calls(&self, id: &BudgetId) -> Result<Vec<CallRow>, StoreError>;
 
     /// Lets a *running* sandbox spend a budget of its team, which is opened in the same transaction if it is new. It may have had

@@ -36,7 +36,8 @@ pub use snapshot::{
     SnapshotName, SnapshotPage, SnapshotRow,
 };
 pub use spending::{
-    BudgetRow, CallRow, Charge, Granted, ModelGrant, Money, NewBudget, Reservation, Reserved, SpendCaps,
+    BudgetRow, CallRow, Charge, Granted, MAX_CALLS, ModelGrant, Money, NewBudget, Reservation, Reserved,
+    SpendCaps,
 };
 pub use template::{CommandDefaults, StartPath, Started, TemplateSpec};
 pub use volume::{

@@ -142,7 +142,7 @@ impl Control {
         })
     }
 
-    /// A budget of this team, and the calls that it paid for, oldest first.
+    /// A budget of this team, and the last calls that it paid for, oldest first.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].

@@ -7,7 +7,7 @@ use sandglass_types::{BudgetId, CallId, Micros, TeamId, Timestamp};
 use tokio::task::JoinSet;
 
 use super::{at, digest, team};
-use crate::{Charge, NewBudget, Reservation, Reserved, SpendCaps, Store};
+use crate::{Charge, MAX_CALLS, NewBudget, Reservation, Reserved, SpendCaps, Store};
 
 async fn opened(store: &dyn Store, team: TeamId, most: u64) -> BudgetId {
     let new = NewBudget {
@@ -173,6 +173,22 @@ pub async fn a_revoked_team_spends_nothing(store: Arc<dyn Store>) {
     assert_eq!((row.closed_at, row.reserved, row.charged), (Some(at(5)), Micros::ZERO, Micros(60)));
     assert!(!store.charge(&cost(call.call, 1)).await.unwrap());
     assert_eq!(store.reserve(&wanted(&theirs, 1)).await.unwrap(), Reserved::Held);
+}
+
+/// However many calls there are, no more are told than the last of them.
+pub async fn the_last_calls_are_told(store: Arc<dyn Store>) {
+    let store = &*store;
+    let budget = opened(store, team(store).await, 1).await;
+    let mut last = None;
+    for second in 0..=i64::from(MAX_CALLS) {
+        let call = Reservation { at: at(second), ..wanted(&budget, 1) };
+        assert_eq!(store.reserve(&call).await.unwrap(), Reserved::Held);
+        assert!(store.charge(&cost(call.call, 0)).await.unwrap());
+        last = Some(call.call);
+    }
+    let told = store.calls(&budget).await.unwrap();
+    assert_eq!(told.len(), usize::try_from(MAX_CALLS).unwrap());
+    assert_eq!((told[0].asked_at, told.last().map(|call| call.id)), (at(1), last));
 }
 
 /// What a dead server had under way is charged.

@@ -2,6 +2,9 @@
 
 use sandglass_types::{BudgetId, CallId, Digest, Micros, SandboxId, TeamId, Timestamp};
 
+/// Most calls of a budget that are told: a guest makes as many as its pace lets it.
+pub const MAX_CALLS: u32 = 1000;
+
 /// A budget that is to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewBudget {

@@ -8,7 +8,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteConnection};
 
 use super::{SqliteStore, database, exists_or_database, rows, teams};
-use crate::{BudgetRow, CallRow, Charge, NewBudget, Reservation, Reserved, StoreError};
+use crate::{BudgetRow, CallRow, Charge, MAX_CALLS, NewBudget, Reservation, Reserved, StoreError};
 
 /// Milliseconds of a day.
 const DAY: i64 = 24 * 3600 * 1000;
@@ -37,8 +37,9 @@ const RESERVE: &str = concat!(
     " <= ?5)"
 );
 
-const CALLS: &str = "SELECT id, model, reserved, charged, overrun, estimated, usage, asked_at, settled_at FROM calls \
-     WHERE budget = ?1 ORDER BY asked_at, id";
+/// The last `?2` calls of budget `?1`, oldest first.
+const CALLS: &str = "SELECT * FROM (SELECT id, model, reserved, charged, overrun, estimated, usage, asked_at, settled_at \
+     FROM calls WHERE budget = ?1 ORDER BY asked_at DESC, id DESC LIMIT ?2) ORDER BY asked_at, id";
 
 impl SqliteStore {
     pub(super) async fn insert_budget(&self, new: &NewBudget) -> Result<(), StoreError> {
@@ -124,7 +125,12 @@ impl SqliteStore {
     }
 
     pub(super) async fn calls_of(&self, id: &BudgetId) -> Result<Vec<CallRow>, StoreError> {
-        let found = sqlx::query(CALLS).bind(id.as_str()).fetch_all(&self.readers).await.map_err(database)?;
+        let found = sqlx::query(CALLS)
+            .bind(id.as_str())
+            .bind(MAX_CALLS)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(database)?;
         found.iter().map(call).collect()
     }
 }
