@@ -8,7 +8,7 @@ use sandglass_egress::resolver::Resolve;
 use sandglass_gateway::{BadProvider, Config, Gateway, Waits};
 use sandglass_models::token::Signer;
 use sandglass_models::totals::Totals;
-use sandglass_store::Store;
+use sandglass_store::{SpendCaps, Store};
 use sandglass_types::SystemClock;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -52,6 +52,11 @@ pub(crate) fn prepare(
         tls: trust::of_machine(system.map(Into::into)).map_err(wrong)?,
         totals: Arc::clone(&totals),
     };
+    if models.caps.each == SpendCaps::default() {
+        tracing::warn!(
+            "no team has a cap on what it spends on models: set models.team_day_micros or models.team_month_micros"
+        );
+    }
     config.check().map_err(|error: BadProvider| wrong(error.into()))?;
     let control =
         sandglass_control::Models { prices: Arc::clone(&models.prices), signer, most: models.most, totals };
