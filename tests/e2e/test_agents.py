@@ -296,5 +296,10 @@ def test_a_run_ends_with_its_money(provider, agents):
     run, events = Runs(agents).end(id)
     assert (run["status"], run["stop_reason"]) == ("failed", "budget_exhausted"), (run, events)
     assert 30_000 < run["cost"]["charged_micros"] <= 40_000
+    calls = [event for event in events if event["type"].startswith("model.")]
+    assert [event["type"] for event in calls[:2]] == ["model.request", "model.response"], events
+    assert {event["source"] for event in calls} == {"gateway"}
+    charged = sum(event["data"]["charged_micros"] for event in calls if event["type"] == "model.response")
+    assert charged == run["cost"]["charged_micros"]
     # What was made before is there all the same.
     assert artifact(agents, id, "begun.txt") == "begun\n"

@@ -77,7 +77,8 @@ def test_what_is_not_said_is_estimated_and_never_more_than_was_set_aside(granted
     body, said, whole = BROKEN[how]
     upstream.script(said)
     told = plain(granted, body)
-    assert told["status"] == 200 and told["whole"] is whole, told
+    # What breaks off before a byte of it was passed on may have no status either.
+    assert (told["status"] == 200 and told["whole"] is whole) or (told["status"] == 0 and not whole), told
     [call] = settled(granted, 1)["calls"]
     assert 0 < call["charged_micros"] <= call["reserved_micros"] and call["overrun_micros"] == 0
     if how != "an error in the middle":

@@ -18,12 +18,13 @@ mod task;
 mod turn;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sandglass_store::IdempotencyKey;
 use sandglass_types::run::{RunSpec, Turn};
-use sandglass_types::{BudgetId, Digest, Micros, RunId};
+use sandglass_types::{BudgetId, Digest, Micros, RunId, StopReason};
 use tokio::sync::{mpsc, watch};
 
 pub(crate) use self::collect::{before_it_goes, globs};
@@ -34,13 +35,16 @@ pub(crate) use self::task::{Job, policy};
 pub use self::budget::COMPUTE;
 pub use self::compute::Prices;
 
-/// Why a run stops whose server has died.
-pub(crate) fn stop_for_restart() -> task::Stop {
-    task::Stop::of(sandglass_types::StopReason::HostRestart)
+/// Why a run stops whose server has died: for that, unless it was to be stopped already.
+pub(crate) fn stop_for_restart(cancelled: bool) -> task::Stop {
+    task::Stop::of(if cancelled { StopReason::Cancelled } else { StopReason::HostRestart })
 }
 
 /// The label of a run's sandbox, with the run's id. Only the server gives it.
 pub(crate) const RUN_LABEL: &str = "sandglass.run";
+
+/// How many events a run has of calls of models, at most: an agent may call in a loop.
+const MAX_CALL_EVENTS: u32 = 20_000;
 
 /// What an operator decides of runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +83,10 @@ pub(crate) struct Handle {
     pub(crate) stop: Arc<Stopper>,
     /// Brings the next turn, while it waits for one.
     pub(crate) turns: mpsc::Sender<Turn>,
+    /// Whether a call of a model was refused for want of money.
+    pub(crate) spent: AtomicBool,
+    /// How many events it may still have of calls.
+    pub(crate) call_events: AtomicU32,
     /// Changes whenever there are new events.
     pub(crate) news: watch::Sender<()>,
 }
@@ -121,6 +129,8 @@ impl Runs {
             budget: budget.clone(),
             stop: Arc::new(Stopper::new(lasts)),
             turns,
+            spent: AtomicBool::new(false),
+            call_events: AtomicU32::new(MAX_CALL_EVENTS),
             news: watch::Sender::new(()),
         });
         runs.insert(id.clone(), Arc::clone(&handle));

@@ -19,7 +19,7 @@ use sandglass_models::request::Call;
 use sandglass_models::token::TokenError;
 use sandglass_store::{BudgetRow, Reservation, Reserved};
 use sandglass_types::error::Chain;
-use sandglass_types::{CallId, Micros};
+use sandglass_types::{BudgetId, CallId, Micros};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
@@ -31,6 +31,7 @@ use crate::lanes::Turn;
 use crate::provider::Sent;
 use crate::relay::{self, Relay, WAITING};
 use crate::serve::Inner;
+use crate::witness::{Answered, Asked};
 
 /// How often money is set aside anew because others were faster, where nobody has to be waited for.
 const RACES: u32 = 16;
@@ -96,6 +97,7 @@ struct Held<'a> {
     owed: Owed,
     plan: Plan,
     price: Price,
+    budget: BudgetId,
 }
 
 /// A call that has no answer.
@@ -116,8 +118,18 @@ impl Inner {
     pub(crate) async fn make(self: Arc<Self>, ready: Ready, turn: Turn, mut tell: oneshot::Sender<Answer>) {
         let dialect = ready.call.dialect();
         let held = match self.set_aside(&ready, &turn, &mut tell).await {
-            Ok((owed, plan)) => Held { inner: &self, turn: &turn, owed, plan, price: ready.model.price },
+            Ok((owed, plan)) => Held {
+                inner: &self,
+                turn: &turn,
+                owed,
+                plan,
+                price: ready.model.price,
+                budget: ready.row.id.clone(),
+            },
             Err(no) => {
+                if matches!(no.why, Why::Budget) {
+                    self.witness.spent(&ready.row.id);
+                }
                 let _gone = tell.send(self.refuse(dialect, &no));
                 return;
             }
@@ -194,7 +206,12 @@ impl Inner {
         // Also if it is not known what became of it: then there is nothing to be paid, and it must not stay set aside.
         let owed = Owed::of(Arc::clone(self), wanted.call);
         match self.store.reserve(&wanted).await.map_err(|error| No::ours(&error))? {
-            Reserved::Held => return Ok(Some(owed.all_of(plan.reserved))),
+            Reserved::Held => {
+                let owed = owed.all_of(plan.reserved);
+                let asked = Asked { call: owed.call(), model: &ready.name, reserved: plan.reserved };
+                self.witness.asked(&row.id, &asked).await;
+                return Ok(Some(owed));
+            }
             Reserved::Budget(_) => {
                 owed.never();
                 return Ok(None);
@@ -329,7 +346,7 @@ impl Held<'_> {
     /// Gives back all that was set aside.
     async fn release(self) {
         self.inner.totals.released();
-        self.owed.pay(Micros::ZERO, false, None).await;
+        self.pay(Micros::ZERO, Micros::ZERO, false, None).await;
     }
 
     /// Charges what it came to.
@@ -349,7 +366,14 @@ impl Held<'_> {
             );
         }
         let usage = told.usage.and_then(|usage| serde_json::to_string(&usage).ok());
-        self.owed.pay(settlement.charged.and(settlement.overrun), settlement.estimated, usage).await;
+        self.pay(settlement.charged, settlement.overrun, settlement.estimated, usage).await;
+    }
+
+    async fn pay(self, charged: Micros, overrun: Micros, estimated: bool, usage: Option<String>) {
+        let call = self.owed.call();
+        self.owed.pay(charged.and(overrun), estimated, usage.clone()).await;
+        let answered = Answered { call, charged, estimated, usage: usage.as_deref() };
+        self.inner.witness.answered(&self.budget, &answered).await;
     }
 }
 

@@ -23,7 +23,9 @@ mod route;
 mod serve;
 mod shape;
 mod tables;
+mod witness;
 
 pub use config::{Config, Key, Limits, Provider, Waits};
 pub use provider::BadProvider;
 pub use serve::Gateway;
+pub use witness::{Answered, Asked, Nobody, Witness};

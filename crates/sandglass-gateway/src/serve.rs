@@ -36,6 +36,7 @@ use crate::pool::{Part, Pool};
 use crate::provider::{BadProvider, Sent, Upstream};
 use crate::route::{Route, route};
 use crate::tables::Tables;
+use crate::witness::Witness;
 
 /// How long a client may take for the head of a request.
 const HEAD: Duration = Duration::from_secs(10);
@@ -59,6 +60,7 @@ pub(crate) struct Inner {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) upstream: Upstream,
+    pub(crate) witness: Arc<dyn Witness>,
     pub(crate) limits: Limits,
     pub(crate) waits: Waits,
     pub(crate) totals: Arc<Totals>,
@@ -92,7 +94,7 @@ struct Priced {
 }
 
 impl Gateway {
-    /// One that spends what is in this store. Its work is done by `tasks`, and cut short when `stop` fires.
+    /// One that spends what is in this store, and tells the `witness` of it. Its work is done by `tasks`, and cut short when `stop` fires.
     ///
     /// # Errors
     /// A provider can't be called as it is configured.
@@ -100,6 +102,7 @@ impl Gateway {
         config: Config,
         store: Arc<dyn Store>,
         clock: Arc<dyn Clock>,
+        witness: Arc<dyn Witness>,
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Result<Self, BadProvider> {
@@ -108,6 +111,7 @@ impl Gateway {
             store,
             clock,
             upstream,
+            witness,
             limits: config.limits,
             waits: config.waits,
             totals: config.totals,

@@ -16,7 +16,7 @@ use sandglass_egress::policy::{Own, Service};
 use sandglass_egress::proxy::{Dial as _, Direct};
 use sandglass_egress::resolver::FixedNames;
 use sandglass_gateway::config::Caps;
-use sandglass_gateway::{Config, Gateway, Limits, Provider, Waits};
+use sandglass_gateway::{Config, Gateway, Limits, Nobody, Provider, Waits};
 use sandglass_models::Dialect;
 use sandglass_models::price::Prices;
 use sandglass_models::token::{Claims, Signer};
@@ -227,8 +227,15 @@ impl World {
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
         let shared: Arc<dyn Store> = Arc::<SqliteStore>::clone(&store);
-        let gateway =
-            Gateway::new(config, shared, Arc::new(SystemClock), tasks.clone(), stop.clone()).unwrap();
+        let gateway = Gateway::new(
+            config,
+            shared,
+            Arc::new(SystemClock),
+            Arc::new(Nobody),
+            tasks.clone(),
+            stop.clone(),
+        )
+        .unwrap();
         let mut runs = JoinSet::new();
         runs.spawn(async move {
             gateway.serve(callers.models).await;

@@ -72,8 +72,10 @@ impl Told {
         let cost = match self.usage {
             Some(usage) if self.last => price.of(&usage),
             Some(usage) => {
+                // What is only guessed is nobody's overrun.
                 let output = usage.output.max(self.written(planned));
-                price.of(&Usage { output, ..usage })
+                let guessed = price.of(&Usage { output, ..usage }).min(planned.reserved);
+                price.of(&usage).max(guessed)
             }
             None => {
                 let image_output = facts.images.saturating_mul(price.max_output);

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
+use sandglass_control::Control;
 use sandglass_egress::proxy::Caller;
 use sandglass_egress::resolver::Resolve;
-use sandglass_gateway::{BadProvider, Config, Gateway, Waits};
+use sandglass_gateway::{Answered, Asked, BadProvider, Config, Gateway, Waits, Witness};
 use sandglass_models::token::Signer;
 use sandglass_models::totals::Totals;
 use sandglass_store::{SpendCaps, Store};
-use sandglass_types::SystemClock;
+use sandglass_types::{BudgetId, SystemClock};
+use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -68,10 +71,18 @@ pub(crate) async fn serve(
     calls: Calls,
     callers: mpsc::Receiver<Caller>,
     store: Arc<dyn Store>,
+    control: Control,
     stop: CancellationToken,
 ) {
     let tasks = TaskTracker::new();
-    let gateway = Gateway::new(calls.config, store, Arc::new(SystemClock), tasks.clone(), stop);
+    let gateway = Gateway::new(
+        calls.config,
+        store,
+        Arc::new(SystemClock),
+        Arc::new(Timeline(control)),
+        tasks.clone(),
+        stop,
+    );
     match gateway {
         Ok(gateway) => gateway.serve(callers).await,
         Err(error) => tracing::error!(%error, "no models can be called"),
@@ -81,5 +92,29 @@ pub(crate) async fn serve(
         tracing::warn!(
             "calls of models that are under way are charged as they were set aside, by the next start"
         );
+    }
+}
+
+/// Tells runs of their calls.
+#[derive(Debug)]
+struct Timeline(Control);
+
+#[async_trait]
+impl Witness for Timeline {
+    async fn asked(&self, budget: &BudgetId, asked: &Asked<'_>) {
+        let data = json!({ "call_id": asked.call, "model": asked.model, "reserved_micros": asked.reserved });
+        self.0.tell_run_of_call(budget, "model.request", data).await;
+    }
+
+    async fn answered(&self, budget: &BudgetId, answered: &Answered<'_>) {
+        let usage = answered.usage.and_then(|usage| serde_json::from_str::<serde_json::Value>(usage).ok());
+        let data = json!({
+            "call_id": answered.call, "charged_micros": answered.charged, "estimated": answered.estimated, "usage": usage,
+        });
+        self.0.tell_run_of_call(budget, "model.response", data).await;
+    }
+
+    fn spent(&self, budget: &BudgetId) {
+        self.0.money_is_spent(budget);
     }
 }

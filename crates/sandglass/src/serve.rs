@@ -290,8 +290,15 @@ async fn serve(
         .await
         .map_err(|error| anyhow::anyhow!("{}", sandglass_types::error::Chain(&error)))?;
     // What the last server had under way is charged by now.
-    let calls = calls
-        .map(|calls| tasks.spawn(models::serve(calls, callers.models, Arc::clone(&store), shutdown.clone())));
+    let calls = calls.map(|calls| {
+        tasks.spawn(models::serve(
+            calls,
+            callers.models,
+            Arc::clone(&store),
+            control.clone(),
+            shutdown.clone(),
+        ))
+    });
     let Services { resolver, tls: believed } = services;
     let grants = Arc::new(control.clone());
     let connections = Connections::new(grants, resolver, believed, tasks.clone(), shutdown.clone());

@@ -125,18 +125,20 @@ impl Reader {
     /// # Errors
     /// They are no stream of a command.
     pub(super) fn read(&mut self, bytes: &[u8]) -> Result<(), Malformed> {
-        self.unread.extend_from_slice(bytes);
-        while let Some((head, rest)) = self.unread.split_first_chunk::<5>() {
+        let mut unread = std::mem::take(&mut self.unread);
+        unread.extend_from_slice(bytes);
+        let mut rest = unread.as_slice();
+        while let Some((head, behind)) = rest.split_first_chunk::<5>() {
             let [flags, length @ ..] = *head;
             let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
             if length > MAX_MESSAGE {
                 return Err(Malformed::Long(length));
             }
-            let Some(message) = rest.get(..length) else { break };
-            let message = message.to_owned();
-            self.unread.drain(..5 + length);
-            self.take(flags, &message)?;
+            let Some((message, behind)) = behind.split_at_checked(length) else { break };
+            self.take(flags, message)?;
+            rest = behind;
         }
+        self.unread = rest.to_vec();
         Ok(())
     }
 
@@ -240,7 +242,7 @@ mod tests {
         let mut reader = Reader::default();
         reader.read(&bytes).unwrap();
         let told: Vec<_> = std::iter::from_fn(|| reader.next()).collect();
-        let written = Told::Err(b"t\t\xff\x1b[2J".to_vec());
+        let written = Told::Err(b"t\t\xff\x1b\x1b[2J".to_vec());
         assert_eq!(told, [Told::Began(7), Told::Out(b"one\n".to_vec()), written]);
         let ok = of(&[(0, r#"{"event":{"end":{"exited":true,"status":"exit status 0"}}}"#), (2, "{}")]);
         assert_eq!(read(&ok, 9).unwrap().code, Some(0));

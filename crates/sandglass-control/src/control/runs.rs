@@ -1,6 +1,7 @@
 //! Runs, as the API calls them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sandglass_egress::policy::Policy;
@@ -291,6 +292,10 @@ impl Control {
     pub async fn tell_run_of_call(&self, budget: &BudgetId, kind: &str, data: Value) {
         let shared = self.shared();
         let Some((id, run)) = shared.runs.of_budget(budget) else { return };
+        let one_less = |left: u32| left.checked_sub(1);
+        if run.call_events.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_err() {
+            return;
+        }
         // What it says is of the server's own words, models and numbers.
         let said = event(shared.clock.now(), Source::Gateway, kind, data);
         if let Err(error) = shared.store.note_run(&id, &[said]).await {
@@ -303,6 +308,9 @@ impl Control {
     pub fn money_is_spent(&self, budget: &BudgetId) {
         let shared = self.shared();
         let Some((_, run)) = shared.runs.of_budget(budget) else { return };
+        if run.spent.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let ending = async move {
             sleep(SPENT_GRACE).await;
             run.stop.stop(StopReason::BudgetExhausted);
@@ -315,10 +323,10 @@ impl Control {
         let shared = self.shared();
         for row in shared.store.runs_under_way(shared.node).await.map_err(stored)? {
             let Some((claim, _)) = shared.runs.claim(&row.id, &row.budget, Duration::ZERO) else { continue };
-            let (control, id) = (self.clone(), row.id);
+            let (control, id, stop) = (self.clone(), row.id, stop_for_restart(row.cancelled_at.is_some()));
             tracing::info!(run = %id, status = row.status.as_str(), "ending a run that an earlier server left");
             let ending = async move {
-                control.finish_run(&id, stop_for_restart()).await;
+                control.finish_run(&id, stop).await;
                 drop(claim);
             };
             shared.tasks.spawn(shared.stop.clone().run_until_cancelled_owned(ending));

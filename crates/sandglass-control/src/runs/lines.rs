@@ -20,6 +20,9 @@ const PER_SECOND: u32 = 50;
 /// How many it may have in all.
 const MAX_EVENTS: u32 = 20_000;
 
+/// How often it is told how many were dropped, which is an event as well.
+const DROPPED_EVERY: Duration = Duration::from_secs(10);
+
 /// What the names of its events begin with.
 const KINDS: [&str; 4] = ["worker.", "turn.", "shell.", "file."];
 
@@ -49,6 +52,8 @@ pub(super) struct Lines {
     since: Instant,
     left: u32,
     dropped: u64,
+    /// When it was last told that some were dropped.
+    told_of_dropped: Option<Instant>,
 }
 
 impl Lines {
@@ -64,6 +69,7 @@ impl Lines {
             since: Instant::now(),
             left: MAX_EVENTS.saturating_sub(spent),
             dropped: 0,
+            told_of_dropped: None,
         }
     }
 
@@ -110,12 +116,15 @@ impl Lines {
             self.cut_text("stdout", at, true);
         }
         self.cut_text("stderr", at, true);
+        self.told_of_dropped = None;
     }
 
     /// What is to be stored, oldest first.
     pub(super) fn drain(&mut self, at: Timestamp) -> Vec<NewRunEvent> {
         let mut events = std::mem::take(&mut self.ready);
-        if self.dropped > 0 {
+        let told = self.told_of_dropped.is_some_and(|at| at.elapsed() < DROPPED_EVERY);
+        if self.dropped > 0 && !told {
+            self.told_of_dropped = Some(Instant::now());
             let data = json!({ "dropped": std::mem::take(&mut self.dropped) });
             events.push(event(at, Source::Host, "worker.events_dropped", data));
         }

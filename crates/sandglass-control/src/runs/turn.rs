@@ -1,5 +1,6 @@
 //! One turn of an agent: its program is started, heard, and ended when the run shall stop.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sandglass_models::Dialect;
@@ -7,7 +8,7 @@ use sandglass_store::Source;
 use sandglass_types::run::{PROJECT, Web};
 use sandglass_types::{Error, StopReason};
 use serde_json::json;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::agent::{self, Execution, TurnOf};
 use super::lines::Lines;
@@ -70,8 +71,15 @@ impl Job {
             return Err(Stop::of(reason));
         }
         let Some(reason) = agent::outcome(&self.spec.agent, code) else { return Ok(()) };
-        let status = ended.map(|ended| ended.status).unwrap_or_default();
-        Err(Stop { reason, detail: format!("the agent ended with: {status}") })
+        // Whether there was no money is not for the agent to say.
+        let spent = self.claim.handle.spent.load(Ordering::Relaxed);
+        let reason = match reason {
+            _ if spent => StopReason::BudgetExhausted,
+            StopReason::BudgetExhausted => StopReason::AgentError,
+            other => other,
+        };
+        let how = code.map_or_else(|| "was killed".to_owned(), |code| format!("ended with code {code}"));
+        Err(Stop { reason, detail: format!("the agent {how}") })
     }
 
     fn how(&self, name: &str, number: u32) -> serde_json::Value {
@@ -111,10 +119,14 @@ impl Job {
                 }
                 reason = stop.stopped(), if stopping.is_none() => {
                     stopping = Some((reason, Instant::now() + GRACE));
-                    if let Some(pid) = pid
-                        && let Err(error) = signal(&inside.live, &inside.row, pid).await
-                    {
-                        tracing::debug!(run = %self.id, %error, "the agent could not be asked to end");
+                    let Some(pid) = pid else { continue };
+                    // It has no more time to be asked than it has to obey.
+                    match timeout(GRACE, signal(&inside.live, &inside.row, pid)).await {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => {
+                            tracing::debug!(run = %self.id, %error, "the agent could not be asked to end");
+                        }
+                        Err(_) => tracing::debug!(run = %self.id, "the agent did not hear that it should end"),
                     }
                 }
                 () = sleep_until(grace), if stopping.is_some() => break false,
