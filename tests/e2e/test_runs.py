@@ -51,7 +51,7 @@ def test_a_run_does_what_it_is_told_and_tells_what_it_does(runs):
 def test_a_program_that_fails_is_a_run_that_fails(runs):
     run, events = runs.end(runs.create(["sh", "-c", "echo oh >&2; exit 7"]))
     assert (run["status"], run["stop_reason"]) == ("failed", "agent_error")
-    assert "exit status 7" in run["detail"]
+    assert "code 7" in run["detail"]
     [exited] = [event["data"] for event in events if event["type"] == "worker.exited"]
     assert exited["exit_code"] == 7 and "verify.passed" not in types(events)
 
