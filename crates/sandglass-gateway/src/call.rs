@@ -298,7 +298,8 @@ impl Held<'_> {
     /// Sends it.
     async fn send(&self, ready: Ready) -> Result<Response<Incoming>, Failed> {
         let inner = self.inner;
-        let Ready { call, model, name, headers, beta, length, mut room, .. } = ready;
+        let Ready { call, model, name, mut headers, beta, length, mut room, .. } = ready;
+        headers::keep_price(&mut headers, &model.price);
         let (dialect, streamed, output) = (call.dialect(), call.is_streamed(), self.plan.output);
         let Model { provider, upstream, cap, .. } = model;
         let write = move || call.into_upstream(upstream.as_deref().unwrap_or(&name), cap, output);

@@ -3,17 +3,18 @@
 
 use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue};
+use sandglass_models::betas;
+use sandglass_models::price::Price;
 
 /// Where clients put what they take for a key.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
 
+const BETAS: HeaderName = HeaderName::from_static("anthropic-beta");
+
 /// To the provider: what changes the meaning of a body.
-const OUT: [HeaderName; 3] = [
-    HeaderName::from_static("anthropic-version"),
-    HeaderName::from_static("anthropic-beta"),
-    HeaderName::from_static("openai-beta"),
-];
+const OUT: [HeaderName; 3] =
+    [HeaderName::from_static("anthropic-version"), BETAS, HeaderName::from_static("openai-beta")];
 
 /// To the client: what it reads the body by, whether to ask again, and what to tell the provider's support.
 const IN: [HeaderName; 8] = [
@@ -43,6 +44,17 @@ pub(crate) fn token(headers: &HeaderMap) -> Option<&str> {
 /// What goes on to the provider.
 pub(crate) fn out(headers: &HeaderMap) -> HeaderMap {
     pick(headers, &OUT)
+}
+
+/// Takes out what would change the price of a call.
+pub(crate) fn keep_price(headers: &mut HeaderMap, price: &Price) {
+    let http::header::Entry::Occupied(said) = headers.entry(BETAS) else { return };
+    let (name, said) = said.remove_entry_mult();
+    let said: Vec<_> = said.collect();
+    let passed = said.iter().filter_map(|value| betas::passed(value.to_str().ok()?, price));
+    for value in passed.filter_map(|value| HeaderValue::try_from(value).ok()) {
+        headers.append(name.clone(), value);
+    }
 }
 
 /// What goes on to the client.
@@ -92,6 +104,22 @@ mod tests {
         ] {
             assert_eq!(token(&map(lines)), None, "{lines:?}");
         }
+    }
+
+    #[test]
+    fn no_beta_goes_on_that_changes_the_price() {
+        let table = "[m]\nprovider = \"p\"\nprice = { input = 1, output = 1, max_input = 9, max_output = 9 }";
+        let table = sandglass_models::price::Prices::parse(table).unwrap();
+        let price = &table.model("m").unwrap().1.price;
+        let mut sent = map(&[
+            ("anthropic-beta", "a,compact-2026-01-12"),
+            ("anthropic-beta", "context-1m-2025-08-07"),
+            ("anthropic-beta", "b"),
+            ("anthropic-version", "2023-06-01"),
+        ]);
+        keep_price(&mut sent, price);
+        let kept = [("anthropic-beta", "a"), ("anthropic-beta", "b"), ("anthropic-version", "2023-06-01")];
+        assert_eq!(sent, map(&kept));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod answer;
+pub mod betas;
 pub mod dialect;
 mod json;
 pub mod plan;

@@ -32,7 +32,7 @@ const TELLING: [&str; 5] =
     ["url_citation", "web_search_result", "web_search_result_location", "open_page", "find_in_page"];
 
 /// Members whose values are the client's own data: schemas of its tools, and what a model called them with.
-const DATA: [&str; 9] = [
+const DATA: [&str; 10] = [
     "action",
     "arguments",
     "input_examples",
@@ -40,6 +40,7 @@ const DATA: [&str; 9] = [
     "json_schema",
     "metadata",
     "operation",
+    "output_schema",
     "parameters",
     "schema",
 ];
