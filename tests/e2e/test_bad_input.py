@@ -247,8 +247,9 @@ BODIES = {
     "refreshes": {"duration": 60},
     "connect": {"timeout": 60},
     "network": {"allowOut": []},
+    "models": {"max_cost_micros": 1000},
 }
-QUERIES = {"explain": {"host": "example.com"}}
+QUERIES = {"explain": {"host": "example.com"}, "archive": {"path": "/workspace"}}
 
 
 @pytest.mark.parametrize(("method", "path", "built"), WITH_ID, ids=lambda value: str(value))

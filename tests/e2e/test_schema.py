@@ -12,6 +12,8 @@ from support import ROOT
 
 DOCUMENT = ROOT / "openapi/sandglass.json"
 
+OF_THE_SCHEMA = {"name": "of-the-schema", "value": "a value of a secret"}
+
 # Of an answer: no failure of the server, a status, a type and a body that the document has.
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
@@ -53,7 +55,9 @@ def test_answers_about_what_is_there_are_as_the_document_says(server, tmp_path):
             [team] = httpx.get(f"{server.url}/teams", headers=server.headers).json()
             there = {"path.id": sandbox.sandbox_id, "path.port": "8000", "path.name": "base"}
             there |= {"query.teamID": team["teamID"]}
-            elsewhere = "^/v1/(snapshots|assignments)/|^/(teams|templates|volumes|volumecontent)/"
+            elsewhere = (
+                "^/v1/(snapshots|assignments|budgets|runs|connections)/|^/(teams|templates|volumes|volumecontent|secrets)/"
+            )
             gets = ["--include-method", "GET", "--exclude-path-regex", elsewhere]
             said = hold(server, tmp_path, there, *gets)
             assert "404 Not Found" not in said, said
@@ -67,6 +71,17 @@ def test_answers_about_what_is_there_are_as_the_document_says(server, tmp_path):
             there = {"path.id": snapshot.snapshot_id}
             said = hold(server, tmp_path, there, "--include-name", "GET /v1/snapshots/{id}")
             assert "404 Not Found" not in said, said
+            there = {"path.id": "of-the-schema"}
+            written = {"target": "https://api.test", "methods": ["GET"], "paths": ["/"], "credential": "bearer", "value": "a long value"}
+            for kept, made in [
+                ("/v1/connections", httpx.put(f"{server.url}/v1/connections/of-the-schema", headers=server.headers, json=written)),
+                ("/secrets", httpx.post(f"{server.url}/secrets", headers=server.headers, json=OF_THE_SCHEMA)),
+            ]:
+                assert made.status_code == 201, made.text
+                said = hold(server, tmp_path, there, "--include-name", f"GET {kept}/{{id}}")
+                assert "404 Not Found" not in said, said
+                gone = httpx.delete(f"{server.url}{kept}/of-the-schema", headers=server.headers)
+                assert gone.status_code == 204, gone.text
             there = {"path.id": volume.volume_id}
             said = hold(server, tmp_path, there, "--include-name", "GET /volumes/{id}")
             assert "404 Not Found" not in said, said

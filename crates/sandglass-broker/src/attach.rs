@@ -52,7 +52,7 @@ const CARRIES: [HeaderName; 9] = [
 ];
 
 /// Headers by which a sandbox would show who it is itself, or pretend that somebody else asks: none of them goes on.
-const SPEAKS: [HeaderName; 7] = [
+const SPEAKS: [HeaderName; 10] = [
     header::AUTHORIZATION,
     header::PROXY_AUTHORIZATION,
     header::PROXY_AUTHENTICATE,
@@ -60,6 +60,10 @@ const SPEAKS: [HeaderName; 7] = [
     header::FORWARDED,
     header::VIA,
     HeaderName::from_static("x-real-ip"),
+    // A piece of an answer, or one in another charset, could have a credential cut or spelled in a way in which it is not looked for.
+    header::RANGE,
+    header::IF_RANGE,
+    header::ACCEPT_CHARSET,
 ];
 
 /// Whether a header is no place for a credential.
@@ -175,6 +179,9 @@ mod tests {
             "x-forwarded-for",
             "x_forwarded_host",
             "via",
+            "range",
+            "if-range",
+            "accept-charset",
             "x-real-ip",
         ] {
             headers

@@ -5,7 +5,9 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, StatusCode};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -47,6 +49,10 @@ const MAX_BUF: usize = 64 << 10;
 
 /// Bytes of memory that answers may take together while they are heard.
 const ANSWERS: u64 = 512 << 20;
+
+/// How much of the body of a call that is refused is heard out, in bytes, and for how long.
+const HEARD_OUT: usize = 1 << 20;
+const HEARD_OUT_FOR: Duration = Duration::from_secs(1);
 
 /// Sandboxes whose teams are remembered.
 const KNOWN: usize = 4096;
@@ -228,6 +234,32 @@ impl Inner {
         Ok(Asker { claims, row, lane })
     }
 
+    /// The same for a request with a body, which is heard out before it is refused: a client that is still sending when its connection
+    /// is closed may never read why.
+    async fn asker_of(
+        &self,
+        sandbox: &SandboxId,
+        headers: &http::HeaderMap,
+        mut body: Incoming,
+    ) -> Result<(Asker, Incoming), No> {
+        match self.asker(sandbox, headers).await {
+            Ok(asker) => Ok((asker, body)),
+            Err(no) => {
+                let heard = async {
+                    let mut left = HEARD_OUT;
+                    while let Some(Ok(frame)) = body.frame().await {
+                        left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+                        if left == 0 {
+                            break;
+                        }
+                    }
+                };
+                let _longer = tokio::time::timeout(HEARD_OUT_FOR, heard).await;
+                Err(no)
+            }
+        }
+    }
+
     async fn prices(&self, row: &BudgetRow) -> Result<Arc<Prices>, No> {
         let lost = || No::new(Why::Upstream, "the prices of this budget can't be read");
         self.tables.of(&*self.store, row.prices).await.ok_or_else(lost)
@@ -240,7 +272,7 @@ impl Inner {
         request: Request<Incoming>,
     ) -> Result<Answer, No> {
         let (head, body) = request.into_parts();
-        let asker = self.asker(sandbox, &head.headers).await?;
+        let (asker, body) = self.asker_of(sandbox, &head.headers, body).await?;
         let (read, priced) = self.read(&asker, dialect, &head.headers, body).await?;
         let Asker { row, lane, .. } = asker;
         // Not before the body is there: who sends it slowly has nobody's place.
@@ -290,7 +322,7 @@ impl Inner {
     /// How long a call would be. It costs nothing, so nothing is set aside.
     async fn count(&self, sandbox: &SandboxId, request: Request<Incoming>) -> Result<Answer, No> {
         let (head, body) = request.into_parts();
-        let asker = self.asker(sandbox, &head.headers).await?;
+        let (asker, body) = self.asker_of(sandbox, &head.headers, body).await?;
         let (read, priced) = self.read(&asker, Dialect::Messages, &head.headers, body).await?;
         let Asker { row, lane, .. } = asker;
         let _turn = self.lanes.enter(lane, row.team, self.waits.turn).await?;

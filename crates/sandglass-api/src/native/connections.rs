@@ -109,7 +109,7 @@ struct ConnectionView {
     target: String,
     methods: Vec<String>,
     paths: Vec<String>,
-    #[schema(value_type = Object)]
+    #[schema(value_type = Value)]
     credential: WrittenAttach,
     second_resource: bool,
     #[schema(value_type = Object)]
