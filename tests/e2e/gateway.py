@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import pytest
 from e2b import Sandbox
 from support import ROOMY, Server
 from upstream import Upstream
@@ -183,3 +184,29 @@ def holds(folder: Path, needle: bytes) -> list[str]:
                         break
                     kept = chunk[-len(needle) :]
     return found
+
+
+# Fixtures for the files that import them; each has a server of its own, as its fixture `models`.
+
+
+@pytest.fixture(scope="module")
+def upstream():
+    upstream = Upstream()
+    yield upstream
+    upstream.close()
+
+
+@pytest.fixture(scope="module")
+def box(models):
+    with Sandbox.create(timeout=900, **models.opts) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def granted(models, box, upstream):
+    upstream.script()
+    upstream.asked.clear()
+    granted = grant(models, box)
+    yield granted
+    granted.close()
+    assert not upstream.unexpected

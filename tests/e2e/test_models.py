@@ -6,16 +6,9 @@ import gateway
 import httpx
 import pytest
 from e2b import CommandExitException, Sandbox
-from gateway import CANARY, HELLO, asked_for, bring_clients, grant, holds, plain
+from gateway import CANARY, HELLO, asked_for, bring_clients, grant, holds, plain, upstream  # noqa: F401 (a fixture)
 from support import until
-from upstream import Picture, Status, Turn, Upstream, Use
-
-
-@pytest.fixture(scope="module")
-def upstream():
-    upstream = Upstream()
-    yield upstream
-    upstream.close()
+from upstream import Picture, Status, Turn, Use
 
 
 @pytest.fixture(scope="module")

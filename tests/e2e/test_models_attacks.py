@@ -9,39 +9,16 @@ import gateway
 import httpx
 import pytest
 from e2b import Sandbox
-from gateway import HELLO, Granted, grant, plain
+from gateway import HELLO, Granted, box, grant, granted, plain, upstream  # noqa: F401 (fixtures)
 from support import until
-from upstream import GARBAGE, HALF, Gone, Raw, Turn, Upstream, Usage
+from upstream import GARBAGE, HALF, Gone, Raw, Turn, Usage
 
 STREAM = HELLO | {"stream": True}
 
 
 @pytest.fixture(scope="module")
-def upstream():
-    upstream = Upstream()
-    yield upstream
-    upstream.close()
-
-
-@pytest.fixture(scope="module")
 def models(server, servers, work_folder, upstream):
     return gateway.serve(servers, work_folder, "attacks", upstream, "calls_at_once = 64\ncalls_per_minute = 10000")
-
-
-@pytest.fixture(scope="module")
-def box(models):
-    with Sandbox.create(timeout=900, **models.opts) as sandbox:
-        yield sandbox
-
-
-@pytest.fixture
-def granted(models, box, upstream):
-    upstream.script()
-    upstream.asked.clear()
-    granted = grant(models, box)
-    yield granted
-    granted.close()
-    assert not upstream.unexpected
 
 
 def settled(granted: Granted, calls: int) -> dict:

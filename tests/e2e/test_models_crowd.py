@@ -4,9 +4,8 @@ import json
 
 import gateway
 import pytest
-from e2b import Sandbox
-from gateway import CANARY, HELLO, grant, plain
-from upstream import Gone, Raw, Turn, Upstream, Usage
+from gateway import CANARY, HELLO, box, grant, granted, plain, upstream  # noqa: F401 (fixtures)
+from upstream import Gone, Raw, Turn, Usage
 
 # Another provider, which speaks one protocol.
 CHATTY = """
@@ -20,32 +19,9 @@ price = {price}
 
 
 @pytest.fixture(scope="module")
-def upstream():
-    upstream = Upstream()
-    yield upstream
-    upstream.close()
-
-
-@pytest.fixture(scope="module")
 def models(server, servers, work_folder, upstream):
     chatty = CHATTY.format(url=upstream.url, price=gateway.PRICE)
     return gateway.serve(servers, work_folder, "crowd", upstream, chatty)
-
-
-@pytest.fixture(scope="module")
-def box(models):
-    with Sandbox.create(timeout=600, **models.opts) as sandbox:
-        yield sandbox
-
-
-@pytest.fixture
-def granted(models, box, upstream):
-    upstream.script()
-    upstream.asked.clear()
-    granted = grant(models, box)
-    yield granted
-    granted.close()
-    assert not upstream.unexpected
 
 
 TWO = """
